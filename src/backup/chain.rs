@@ -380,9 +380,12 @@ pub fn without_base(catalog: &Catalog, timeline: &Timeline, known: &KnownBases) 
 
 /// Returns ranges as text: `5 to 9, 12`. If there are many, only some are shown.
 pub fn show_ranges(ranges: &[RevisionRange]) -> String {
-    let show = |&(a, b): &RevisionRange| match a == b {
-        true => a.to_string(),
-        false => format!("{a} to {b}"),
+    let show = |&(a, b): &RevisionRange| {
+        if a == b {
+            a.to_string()
+        } else {
+            format!("{a} to {b}")
+        }
     };
     let shown: Vec<String> = ranges.iter().map(show).collect();
     shorten::line(&shown, ", ", "")

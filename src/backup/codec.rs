@@ -490,9 +490,10 @@ impl BlockCompressor {
 /// Compresses a block as a part of a deflate stream that ends on a byte boundary.
 fn deflate(block: &[u8], last: bool) -> io::Result<Vec<u8>> {
     let mut deflate = Compress::new(flate2::Compression::new(ZLIB_LEVEL), false);
-    let flush = match last {
-        true => FlushCompress::Finish,
-        false => FlushCompress::Full,
+    let flush = if last {
+        FlushCompress::Finish
+    } else {
+        FlushCompress::Full
     };
     let mut out = Vec::with_capacity(block.len() / 2 + 64);
     loop {

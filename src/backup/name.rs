@@ -118,9 +118,10 @@ impl FromStr for SnapshotName {
         let kind: Kind = kind.ok_or(NotASnapshot)?;
         let mut number = || {
             let digits = parts.next().ok_or(NotASnapshot)?;
-            match digits.bytes().all(|b| b.is_ascii_digit()) {
-                true => digits.parse::<i64>().map_err(|_| NotASnapshot),
-                false => Err(NotASnapshot),
+            if digits.bytes().all(|b| b.is_ascii_digit()) {
+                digits.parse::<i64>().map_err(|_| NotASnapshot)
+            } else {
+                Err(NotASnapshot)
             }
         };
         let (start, last, created) = (Revision(number()?), Revision(number()?), number()?);

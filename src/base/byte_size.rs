@@ -33,9 +33,10 @@ pub fn parse(s: &str) -> Result<u64, String> {
     let (number, unit) = s.split_at(end);
     let unit = unit.trim_start();
     if number.is_empty() {
-        return Err(match s.starts_with('-') {
-            true => format!("a size cannot be below zero; {HOW}"),
-            false => format!("a size begins with a number; {HOW}"),
+        return Err(if s.starts_with('-') {
+            format!("a size cannot be below zero; {HOW}")
+        } else {
+            format!("a size begins with a number; {HOW}")
         });
     }
     let Some((_, bytes)) = UNITS.iter().find(|(names, _)| names.contains(&unit)) else {

@@ -36,9 +36,10 @@ pub fn without_layers(text: &str) -> String {
             parts.push(part);
         }
     }
-    match parts.is_empty() {
-        true => text.to_owned(),
-        false => parts.join(": "),
+    if parts.is_empty() {
+        text.to_owned()
+    } else {
+        parts.join(": ")
     }
 }
 

@@ -49,9 +49,10 @@ impl Limits {
     /// # Errors
     /// `TooLarge`.
     pub fn check_database(&self, bytes: u64) -> Result<()> {
-        match bytes > self.database_bytes {
-            true => Err(self.database_too_large(format!("the database has {bytes} bytes"))),
-            false => Ok(()),
+        if bytes > self.database_bytes {
+            Err(self.database_too_large(format!("the database has {bytes} bytes")))
+        } else {
+            Ok(())
         }
     }
 

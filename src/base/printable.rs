@@ -35,9 +35,10 @@ fn replace_unsafe(
     }
     let mut out = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        match escaped(c) {
-            true => escape(&mut out, c),
-            false => out.push(c),
+        if escaped(c) {
+            escape(&mut out, c)
+        } else {
+            out.push(c)
         }
     }
     Cow::Owned(out)

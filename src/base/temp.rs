@@ -59,9 +59,10 @@ impl Dir {
             file,
             end: 0,
             position: 0,
-            seal: match self.sealed {
-                true => Some(Seal::new()?),
-                false => None,
+            seal: if self.sealed {
+                Some(Seal::new()?)
+            } else {
+                None
             },
         })
     }

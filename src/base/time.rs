@@ -186,9 +186,10 @@ fn moment(local: NaiveDateTime, zone: Zone) -> Result<DateTime<Utc>, String> {
         }
     };
     let [a, b] = readings.map(|t| t.to_rfc3339_opts(SecondsFormat::Secs, true));
-    let why = match readings[0] < readings[1] {
-        true => "occurs twice",
-        false => "does not exist",
+    let why = if readings[0] < readings[1] {
+        "occurs twice"
+    } else {
+        "does not exist"
     };
     let name = zone.name().unwrap_or("the local time zone");
     Err(format!(
@@ -232,9 +233,10 @@ fn before(now: DateTime<Utc>, age: &str) -> Option<DateTime<Utc>> {
     let mut words = age.split(' ');
     while let Some(word) = words.next() {
         let is_number = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
-        let part = match is_number {
-            true => format!("{word}{}", unit(words.next()?)?),
-            false => word.to_owned(),
+        let part = if is_number {
+            format!("{word}{}", unit(words.next()?)?)
+        } else {
+            word.to_owned()
         };
         let part = TimeDelta::from_std(duration::parse(&part).ok()?).ok()?;
         time = time.checked_sub_signed(part)?;

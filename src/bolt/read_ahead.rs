@@ -48,9 +48,10 @@ impl ReadAhead {
             let (from_buf, from_file) = out.split_at_mut(out.len().min(buffered.len()));
             from_buf.copy_from_slice(&buffered[..from_buf.len()]);
             self.used += from_buf.len();
-            return match from_file.is_empty() {
-                true => Ok(()),
-                false => self.read_from_file(src, from_file, end),
+            return if from_file.is_empty() {
+                Ok(())
+            } else {
+                self.read_from_file(src, from_file, end)
             };
         }
         self.read_from_file(src, out, offset)

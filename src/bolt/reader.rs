@@ -424,9 +424,10 @@ impl<R: ReadAt> Cursor<'_, R> {
                 "the branch pages above bbolt page {id} have {path} bytes, more than bbolt writes"
             )));
         }
-        let end = match i + 1 < parent.count {
-            true => Some(parent.key(i + 1).to_vec()),
-            false => end.clone(),
+        let end = if i + 1 < parent.count {
+            Some(parent.key(i + 1).to_vec())
+        } else {
+            end.clone()
         };
         let spare = self.spare.pop().unwrap_or_default();
         let page = self

@@ -41,11 +41,10 @@ pub(super) fn check_size(
         )));
     }
     let bytes = u64::from(ksize) + u64::from(vsize);
-    match bytes > limits.element_bytes() {
-        true => {
-            Err(limits.value_too_large(format!("element {i} of bbolt page {id} has {bytes} bytes")))
-        }
-        false => Ok(()),
+    if bytes > limits.element_bytes() {
+        Err(limits.value_too_large(format!("element {i} of bbolt page {id} has {bytes} bytes")))
+    } else {
+        Ok(())
     }
 }
 
@@ -53,9 +52,10 @@ pub(super) fn check_size(
 /// value.
 pub(super) fn element_layout(buf: &[u8], leaf: bool, at: usize) -> Option<(u32, u32, u32)> {
     let field = |n: usize| u32_at(buf, at + n);
-    match leaf {
-        true => Some((field(4)?, field(8)?, field(12)?)),
-        false => Some((field(0)?, field(4)?, 0)),
+    if leaf {
+        Some((field(4)?, field(8)?, field(12)?))
+    } else {
+        Some((field(0)?, field(4)?, 0))
     }
 }
 

@@ -500,9 +500,10 @@ mod tests {
         write_file(tempfile::tempfile().unwrap(), page_size, "a note", |w| {
             let mut tree = TreeBuilder::new(7);
             for (k, v) in entries {
-                match w.is_measuring() {
-                    true => tree.push_len(w, k, v.len())?,
-                    false => tree.push(w, k, v)?,
+                if w.is_measuring() {
+                    tree.push_len(w, k, v.len())?
+                } else {
+                    tree.push(w, k, v)?
                 }
             }
             let mut root = TreeBuilder::new(0);

@@ -206,11 +206,12 @@ impl ApplyArgs {
 /// Adds to an error about the file of --key what else may have been meant.
 fn with_exact_key(e: Error) -> Error {
     let message = e.to_string();
-    match message.starts_with("cannot read --key ") {
-        true => e.reason().error(format!(
+    if message.starts_with("cannot read --key ") {
+        e.reason().error(format!(
             "{message}; --key is the private key of the TLS client certificate, to apply one key of etcd give --exact-key"
-        )),
-        false => e,
+        ))
+    } else {
+        e
     }
 }
 

@@ -53,9 +53,10 @@ pub(super) struct PlaintextArg {
 impl PlaintextArg {
     /// Which snapshots count, if a key is given that says that the backup is encrypted.
     pub(super) fn trust(self, has_key: bool) -> Trust {
-        match has_key && !self.allow_plaintext {
-            true => Trust::OnlyEncrypted,
-            false => Trust::All,
+        if has_key && !self.allow_plaintext {
+            Trust::OnlyEncrypted
+        } else {
+            Trust::All
         }
     }
 }
@@ -135,11 +136,12 @@ fn holds_secret(text: &str) -> bool {
 /// `Usage` if the value is the secret itself instead of its file. The message does not show it.
 fn source(flag: &str, file: &Path) -> Result<String> {
     let file = file.to_string_lossy();
-    match holds_secret(&file) {
-        true => Err(Reason::Usage.error(format!(
+    if holds_secret(&file) {
+        Err(Reason::Usage.error(format!(
             "{flag} takes the name of a file, but an identity itself was given: it is no longer secret, because the list of processes shows it; create a new one in a file"
-        ))),
-        false => Ok(format!("{flag} {file}")),
+        )))
+    } else {
+        Ok(format!("{flag} {file}"))
     }
 }
 
@@ -158,9 +160,10 @@ fn parse_recipient(text: &str, source: &str, subject: &str, reason: Reason) -> R
 fn parse_identity(line: &str, source: &str) -> Result<Identity> {
     line.parse().map_err(|_| {
         // Do not show the line: it may be a secret.
-        let problem = match line.starts_with("age1") {
-            true => "has a recipient (age1…), which can only encrypt: give the identity of it",
-            false => "has a line that is not an X25519 identity (AGE-SECRET-KEY-1…)",
+        let problem = if line.starts_with("age1") {
+            "has a recipient (age1…), which can only encrypt: give the identity of it"
+        } else {
+            "has a line that is not an X25519 identity (AGE-SECRET-KEY-1…)"
         };
         Reason::Configuration.error(format!("{source} {problem}"))
     })
@@ -195,9 +198,10 @@ fn read_lines(file: &Path, source: &str) -> Result<(Vec<String>, u32)> {
         .filter(|l| !l.is_empty() && !l.starts_with('#'))
         .map(str::to_owned)
         .collect();
-    match lines.is_empty() {
-        true => Err(error("has no key")),
-        false => Ok((lines, mode)),
+    if lines.is_empty() {
+        Err(error("has no key"))
+    } else {
+        Ok((lines, mode))
     }
 }
 

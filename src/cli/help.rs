@@ -84,9 +84,12 @@ pub(super) fn shorten(command: clap::Command) -> clap::Command {
         LONG_HELP_ONLY.contains(&heading) && !ALSO_IN_SHORT_HELP.contains(&arg.get_id().as_str())
     };
     command
-        .mut_args(|arg| match is_for_long_help(&arg) {
-            true => arg.hide_short_help(true),
-            false => arg,
+        .mut_args(|arg| {
+            if is_for_long_help(&arg) {
+                arg.hide_short_help(true)
+            } else {
+                arg
+            }
         })
         .mut_subcommands(shorten)
 }
@@ -104,9 +107,10 @@ pub(super) fn keep_examples(command: clap::Command) -> clap::Command {
 fn without_breaks(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {
-        match line.starts_with(COMMAND_INDENT) {
-            true => kept += &line.replace(' ', NO_BREAK_SPACE),
-            false => kept += line,
+        if line.starts_with(COMMAND_INDENT) {
+            kept += &line.replace(' ', NO_BREAK_SPACE)
+        } else {
+            kept += line
         }
     }
     kept
@@ -124,9 +128,10 @@ pub(super) fn examples(command: &clap::Command) -> Option<String> {
 /// Fails if standard output cannot be written.
 pub(super) fn print(help: &StyledStr) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
-    let text = match super::terminal::stdout_has_colour() {
-        true => help.ansi().to_string(),
-        false => help.to_string(),
+    let text = if super::terminal::stdout_has_colour() {
+        help.ansi().to_string()
+    } else {
+        help.to_string()
     };
     let text = text.replace(NO_BREAK_SPACE, " ");
     let text = if text.contains(MORE) {

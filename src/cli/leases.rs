@@ -83,11 +83,12 @@ fn parse_prefix(s: &str) -> Result<String, String> {
         && s.len() <= MAX_LENGTH
         && s.chars().all(is_allowed)
         && !s.ends_with('.');
-    match is_valid {
-        true => Ok(s.to_owned()),
-        false => Err(
+    if is_valid {
+        Ok(s.to_owned())
+    } else {
+        Err(
             "a Lease's name has lower-case letters, digits, - and . only, such as etcd-main"
                 .to_owned(),
-        ),
+        )
     }
 }

@@ -344,9 +344,10 @@ fn cell(s: &ListedSnapshot, column: Column) -> String {
 }
 
 fn range(first: i64, last: i64) -> String {
-    match first == last {
-        true => first.to_string(),
-        false => format!("{first}–{last}"),
+    if first == last {
+        first.to_string()
+    } else {
+        format!("{first}–{last}")
     }
 }
 
@@ -381,9 +382,10 @@ fn is_usable(s: &ListedSnapshot) -> bool {
 /// The first revision that a snapshot covers in the table and the drawing. A full is one point, at its only
 /// revision.
 fn first_revision(s: &ListedSnapshot) -> i64 {
-    match is_full(s) {
-        true => s.last_revision.0,
-        false => s.start_revision.0,
+    if is_full(s) {
+        s.last_revision.0
+    } else {
+        s.start_revision.0
     }
 }
 
@@ -478,9 +480,10 @@ fn drawing(
 
 /// A name of at most [`NAME_WIDTH`] characters.
 fn shortened(name: &str) -> String {
-    match name.chars().count() > NAME_WIDTH {
-        true => name.chars().take(NAME_WIDTH - 1).chain(['…']).collect(),
-        false => name.to_owned(),
+    if name.chars().count() > NAME_WIDTH {
+        name.chars().take(NAME_WIDTH - 1).chain(['…']).collect()
+    } else {
+        name.to_owned()
     }
 }
 
@@ -507,9 +510,12 @@ impl Scale {
         let all = i128::from(cuts[pieces] - first).max(1);
         // The columns beyond the first one of each piece. A revision has one column at most.
         let spare = (all.min(WIDTH as i128) - pieces as i128).max(0);
-        let own = |piece: usize| match pieces > WIDTH {
-            true => piece * WIDTH / pieces,
-            false => piece,
+        let own = |piece: usize| {
+            if pieces > WIDTH {
+                piece * WIDTH / pieces
+            } else {
+                piece
+            }
         };
         let columns = (0..=pieces).map(|piece| {
             let before = i128::from(cuts[piece] - first);
@@ -564,9 +570,10 @@ impl Scale {
 fn ruler(name_width: usize, first: i64, last: i64) -> String {
     let width = usize::try_from(last.saturating_sub(first).saturating_add(1));
     let width = width.unwrap_or(WIDTH).min(WIDTH);
-    let (first, last) = match first == last {
-        true => (first.to_string(), String::new()),
-        false => (first.to_string(), last.to_string()),
+    let (first, last) = if first == last {
+        (first.to_string(), String::new())
+    } else {
+        (first.to_string(), last.to_string())
     };
     let gap = width.saturating_sub(first.len() + last.len()).max(1);
     let ruler = format!("{:name_width$}  {first}{}{last}", "", " ".repeat(gap));

@@ -107,10 +107,7 @@ impl MaintainArgs {
 
 fn to_text(o: &Report<Outcome>) -> String {
     let mut text = Text::new();
-    let would = match o.dry_run {
-        true => "would be ",
-        false => "",
-    };
+    let would = if o.dry_run { "would be " } else { "" };
     text.line(match o.status {
         Status::NothingToDo => "nothing to do".to_owned(),
         Status::Succeeded if o.dry_run => "would maintain the cluster".to_owned(),

@@ -108,9 +108,10 @@ fn variable_of(arg: &Arg) -> Option<String> {
     // Other commands have arguments with these IDs, but with other flags and meanings.
     let is_etcdctls = ETCDCTL.contains(&id) && name == id.to_uppercase();
     let is_set = |name: &str| std::env::var_os(name).is_some();
-    match is_etcdctls && !is_set(&own) && is_set(&etcdctl) {
-        true => Some(etcdctl),
-        false => Some(own),
+    if is_etcdctls && !is_set(&own) && is_set(&etcdctl) {
+        Some(etcdctl)
+    } else {
+        Some(own)
     }
 }
 

@@ -69,9 +69,10 @@ fn without_values(e: &clap::Error) -> String {
     // clap writes `--level <LEVEL>`.
     let flags = flags.iter().filter_map(|f| f.split([' ', '=']).next());
     let flags: Vec<&str> = flags.filter(|f| f.starts_with("--")).collect();
-    match flags.is_empty() {
-        true => format!("the command line: {problem}; the log has the details"),
-        false => format!("{}: {problem}; the log has the details", flags.join(", ")),
+    if flags.is_empty() {
+        format!("the command line: {problem}; the log has the details")
+    } else {
+        format!("{}: {problem}; the log has the details", flags.join(", "))
     }
 }
 

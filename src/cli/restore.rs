@@ -144,9 +144,10 @@ fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
     if let (Some(restored), Some(revision), Some(timeline)) =
         (o.restored_revision, o.revision, &o.timeline)
     {
-        let raised = match revision == restored {
-            true => String::new(),
-            false => format!(", raised to {revision}"),
+        let raised = if revision == restored {
+            String::new()
+        } else {
+            format!(", raised to {revision}")
         };
         text.field(
             "revision",

@@ -94,9 +94,10 @@ impl CommonArgs {
         store::open::make_folder(&self.store, "--store", &self.access.options(1)?)?;
         let mut ctx = self.access.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
-        ctx.trust = match ctx.keys.are_given() {
-            true => self.plaintext.trust(true),
-            false => Trust::OnlyPlain,
+        ctx.trust = if ctx.keys.are_given() {
+            self.plaintext.trust(true)
+        } else {
+            Trust::OnlyPlain
         };
         let settings = SnapshotSettings {
             connector,

@@ -154,9 +154,10 @@ fn verification(v: &Verification) -> String {
         (Some(r), None | Some(0)) => format!(", up to revision {r}"),
         (Some(r), Some(n)) => format!(", up to revision {r}, {n} before the newest"),
     };
-    let when = match v.age_seconds < 0.0 {
-        true => "in the future".to_owned(),
-        false => format!("{} ago", ago(v.age_seconds)),
+    let when = if v.age_seconds < 0.0 {
+        "in the future".to_owned()
+    } else {
+        format!("{} ago", ago(v.age_seconds))
     };
     format!("{result}: {level}{chains}{drill}, {when}{behind}")
 }

@@ -206,12 +206,10 @@ impl AccessArgs {
 
     pub(super) fn temp_dir(&self) -> Result<PathBuf> {
         let temp_dir = self.temp_dir.clone().unwrap_or_else(std::env::temp_dir);
-        match temp_dir.is_dir() {
-            true => Ok(temp_dir),
-            false => {
-                Err(Reason::Usage
-                    .error(format!("--temp-dir {} is not a folder", temp_dir.display())))
-            }
+        if temp_dir.is_dir() {
+            Ok(temp_dir)
+        } else {
+            Err(Reason::Usage.error(format!("--temp-dir {} is not a folder", temp_dir.display())))
         }
     }
 

@@ -90,9 +90,12 @@ impl Stream {
     /// Serializes directly into the output buffer. A string with the JSON of a long value would take several
     /// times its size in memory.
     fn json(&mut self, item: &impl Serialize) -> Result<()> {
-        serde_json::to_writer(SafeJson(&mut self.out), item).map_err(|e| match e.is_io() {
-            true => self.failed(e.into()),
-            false => json_error(&e),
+        serde_json::to_writer(SafeJson(&mut self.out), item).map_err(|e| {
+            if e.is_io() {
+                self.failed(e.into())
+            } else {
+                json_error(&e)
+            }
         })
     }
 

@@ -100,9 +100,10 @@ pub(super) fn render(text: &str, in_colour: bool) -> String {
 
 /// A text for standard output in a style, if there is colour. The text is escaped already.
 pub(super) fn painted(style: Style, text: &str, in_colour: bool) -> String {
-    match in_colour {
-        true => format!("{}{text}{}", style.ansi().render(), anstyle::Reset.render()),
-        false => text.to_owned(),
+    if in_colour {
+        format!("{}{text}{}", style.ansi().render(), anstyle::Reset.render())
+    } else {
+        text.to_owned()
     }
 }
 
@@ -166,19 +167,16 @@ pub(super) fn wrap(line: &str, width: usize, indent: usize) -> String {
         let word_width = width_of(word);
         if nth > 0 {
             let breaks = has_word && word_width > 0 && column + 1 + word_width > width;
-            match breaks {
-                true => {
-                    let end = wrapped.trim_end_matches(' ').len();
-                    wrapped.truncate(end);
-                    wrapped.push('\n');
-                    wrapped.extend(std::iter::repeat_n(' ', indent));
-                    column = indent;
-                    has_word = false;
-                }
-                false => {
-                    wrapped.push(' ');
-                    column += 1;
-                }
+            if breaks {
+                let end = wrapped.trim_end_matches(' ').len();
+                wrapped.truncate(end);
+                wrapped.push('\n');
+                wrapped.extend(std::iter::repeat_n(' ', indent));
+                column = indent;
+                has_word = false;
+            } else {
+                wrapped.push(' ');
+                column += 1;
             }
         }
         wrapped += word;

@@ -158,9 +158,10 @@ impl Text {
         }
         let whole = format!("  {}", parts.join(" "));
         let is_narrow = self.wrap_at.is_some_and(|width| width_of(&whole) > width);
-        let command = match is_narrow {
-            true => format!("  {}", parts.join(" \\\n      ")),
-            false => whole,
+        let command = if is_narrow {
+            format!("  {}", parts.join(" \\\n      "))
+        } else {
+            whole
         };
         self.text += &command;
         self.text.push('\n');

@@ -218,9 +218,10 @@ impl VerifyArgs {
         let errors = count(errors.count(), "error");
         let failure = print_report(output, report, to_text)?;
         // The report above the message has the errors already.
-        Ok(match output == Output::Text && terminal::is_shared() {
-            true => failure.map(|e| e.reason().error(format!("{errors}: see above"))),
-            false => failure,
+        Ok(if output == Output::Text && terminal::is_shared() {
+            failure.map(|e| e.reason().error(format!("{errors}: see above")))
+        } else {
+            failure
         })
     }
 }
@@ -233,9 +234,10 @@ fn to_text(o: &Report<store::Outcome>) -> String {
         Level::Checksums => "by checksums",
         Level::Fold => "by checksums and a fold",
     };
-    let chains = match o.all_chains {
-        true => "all chains",
-        false => "the newest chain",
+    let chains = if o.all_chains {
+        "all chains"
+    } else {
+        "the newest chain"
     };
     let (style, status) = match o.status {
         Status::Verified => (Style::Good, "verified"),
@@ -310,9 +312,10 @@ fn file_to_text(o: &Report<file::Outcome>) -> String {
 }
 
 fn drill_text(d: &Report<drill::Outcome>) -> String {
-    let result = match d.succeeded {
-        true => "equals the backup, and accepts a write",
-        false => "failed",
+    let result = if d.succeeded {
+        "equals the backup, and accepts a write"
+    } else {
+        "failed"
     };
     let version = d.etcd_version.as_deref().unwrap_or("(version unknown)");
     let (revision, timeline) = (d.revision, &d.timeline);

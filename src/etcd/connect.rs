@@ -278,9 +278,10 @@ impl Connector {
         }
         let timeout = self.options.command_timeout + self.options.dial_timeout;
         // Files are read for each connection, because a follower runs longer than its certificates are valid.
-        let tls = match endpoint.starts_with("http://") || self.socket.is_some() {
-            true => None,
-            false => tls(&self.options).map_err(AttemptError::Final)?,
+        let tls = if endpoint.starts_with("http://") || self.socket.is_some() {
+            None
+        } else {
+            tls(&self.options).map_err(AttemptError::Final)?
         };
         let user = user(&self.options).map_err(AttemptError::Final)?;
         let once = self.dial_once(endpoint, streams, tls, user);
@@ -406,9 +407,10 @@ fn failure(
     if let Some(advice) = tls::advice(&text) {
         return last(Reason::Configuration, &text, &format!(": {advice}"));
     }
-    let tls_advice = match text.contains("CertificateRequired") {
-        true => check_tls(endpoint, options),
-        false => CHECK_TLS,
+    let tls_advice = if text.contains("CertificateRequired") {
+        check_tls(endpoint, options)
+    } else {
+        CHECK_TLS
     };
     let E::GRpcStatus(status) = &e else {
         return match &e {

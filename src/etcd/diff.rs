@@ -109,12 +109,13 @@ impl<L: Iterator<Item = Result<LiveKey>>> Diff<L> {
                     self.advance()?;
                 }
                 (Some(Ordering::Equal), Some(live)) => {
-                    match live.value == backup.value {
-                        true => each(KeyDifference::Unchanged { key: backup.key })?,
-                        false => each(KeyDifference::Put {
+                    if live.value == backup.value {
+                        each(KeyDifference::Unchanged { key: backup.key })?
+                    } else {
+                        each(KeyDifference::Put {
                             backup,
                             live: Some(live),
-                        })?,
+                        })?
                     }
                     return self.advance();
                 }
@@ -207,10 +208,7 @@ impl Batches {
     pub fn push(&mut self, write: Write) -> Option<Vec<Write>> {
         let bytes = write.request_bytes();
         let is_full = self.writes.len() >= self.max_ops || self.bytes + bytes > self.max_bytes;
-        let full_transaction = match is_full {
-            true => self.take(),
-            false => None,
-        };
+        let full_transaction = if is_full { self.take() } else { None };
         self.bytes += bytes;
         self.writes.push(write);
         full_transaction

@@ -317,9 +317,10 @@ fn failure(e: &reqwest::Error) -> (bool, String) {
     const TLS_ERRORS: [&str; 4] = ["certificate", "alert", "corrupt message", "handshake"];
     // A server that requires TLS may also accept the connection and then close it.
     let is_unreachable = e.is_connect() || e.is_timeout();
-    match TLS_ERRORS.iter().any(|sign| text.contains(sign)) || !is_unreachable {
-        true => (true, format!("{text}: {CHECK_TLS}")),
-        false => (false, text),
+    if TLS_ERRORS.iter().any(|sign| text.contains(sign)) || !is_unreachable {
+        (true, format!("{text}: {CHECK_TLS}"))
+    } else {
+        (false, text)
     }
 }
 

@@ -342,12 +342,11 @@ impl AttachedLeases {
 
 /// Fails if the new database is larger than deltafold reads.
 fn check_size(ctx: &Context, bytes: u64) -> Result<()> {
-    match bytes > ctx.limits.database_bytes {
-        true => {
-            let what = format!("the new database has {bytes} bytes");
-            Err(ctx.limits.database_too_large(what))
-        }
-        false => Ok(()),
+    if bytes > ctx.limits.database_bytes {
+        let what = format!("the new database has {bytes} bytes");
+        Err(ctx.limits.database_too_large(what))
+    } else {
+        Ok(())
     }
 }
 
@@ -453,11 +452,12 @@ pub(crate) fn read_every_page<R: ReadAt>(db: &Database<R>) -> Result<HashKv> {
 
 /// Fails if buckets are nested too deep.
 fn check_depth(depth: usize) -> Result<()> {
-    match depth > MAX_NESTING {
-        true => Err(Error::corrupt(
+    if depth > MAX_NESTING {
+        Err(Error::corrupt(
             "buckets are nested more than 16 deep, which etcd never does",
-        )),
-        false => Ok(()),
+        ))
+    } else {
+        Ok(())
     }
 }
 

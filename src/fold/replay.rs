@@ -371,9 +371,10 @@ impl<'f> ParallelReplay<'_, 'f> {
             }
             if let EventSink::Part(part) = &sink {
                 key_bytes = part.key_memory().max(key_bytes);
-                let fold = match key_bytes > PARTS_KEY_BYTES / self.threads {
-                    true => self.wait_for_fold(i)?,
-                    false => self.take_fold(i),
+                let fold = if key_bytes > PARTS_KEY_BYTES / self.threads {
+                    self.wait_for_fold(i)?
+                } else {
+                    self.take_fold(i)
                 };
                 if let Some(fold) = fold {
                     let joined = sink.join(fold).map_err(|e| at(delta.explain(e)))?;

@@ -49,12 +49,13 @@ pub(super) fn time(micro_time: &MicroTime) -> DateTime<Utc> {
 const TOKEN_SEPARATOR: char = '_';
 
 fn holder(record: &LockRecord) -> String {
-    match record.token.is_empty() {
-        true => record.holder_identity.clone(),
-        false => format!(
+    if record.token.is_empty() {
+        record.holder_identity.clone()
+    } else {
+        format!(
             "{}{TOKEN_SEPARATOR}{}",
             record.holder_identity, record.token
-        ),
+        )
     }
 }
 

@@ -82,8 +82,9 @@ fn not_base64(revision: Revision, e: &base64_simd::Error) -> Error {
 
 /// Returns the state of a key after a change that is recorded in a database.
 pub(super) fn state_after_record(rk: &RecordKey, kv: KeyValue<'_>) -> KeyState {
-    match rk.tombstone {
-        true => KeyState::Gone,
-        false => Change::Put(kv).state_after(),
+    if rk.tombstone {
+        KeyState::Gone
+    } else {
+        Change::Put(kv).state_after()
     }
 }

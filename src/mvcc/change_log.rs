@@ -35,9 +35,10 @@ impl LoggedChange {
     const TOMBSTONE: u64 = 1 << 63;
 
     fn encode(&self) -> [u8; RECORD_BYTES] {
-        let tombstone_bit = match self.rk.tombstone {
-            true => Self::TOMBSTONE,
-            false => 0,
+        let tombstone_bit = if self.rk.tombstone {
+            Self::TOMBSTONE
+        } else {
+            0
         };
         fixed_record::encode([
             self.rk.main.0 as u64,

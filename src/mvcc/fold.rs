@@ -112,16 +112,17 @@ impl RecordStream<'_> {
 impl LoggedChange {
     /// Returns the record of the change with this key and value.
     fn record<'a>(&self, key: &'a [u8], value: &'a [u8]) -> KeyValue<'a> {
-        match self.rk.tombstone {
-            true => KeyValue::tombstone(key),
-            false => KeyValue {
+        if self.rk.tombstone {
+            KeyValue::tombstone(key)
+        } else {
+            KeyValue {
                 key,
                 create_revision: self.create_revision,
                 mod_revision: self.rk.main,
                 version: self.version,
                 value,
                 lease: self.lease,
-            },
+            }
         }
     }
 }
@@ -243,9 +244,10 @@ impl Changes<'_> {
         if let Some(id) = self.keys.find(key) {
             let newest = self.keys.at(id).newest;
             // etcdutl writes a record without a key each time it bumps the revision; these have no versions.
-            return match key.is_empty() || state.follows(newest) {
-                true => Ok(id),
-                false => Err(mismatch(options, key, change.0, state, newest)),
+            return if key.is_empty() || state.follows(newest) {
+                Ok(id)
+            } else {
+                Err(mismatch(options, key, change.0, state, newest))
             };
         }
         let most = options.limits.key_memory();
@@ -605,12 +607,11 @@ fn log_records(
             c.rk.encode(&mut raw_key);
             let kv = c.record(keys.key(c.slot), value);
             record.clear();
-            let len = match with_records {
-                false => kv.encoded_len(c.len),
-                true => {
-                    kv.encode(&mut record);
-                    record.len()
-                }
+            let len = if with_records {
+                kv.encode(&mut record);
+                record.len()
+            } else {
+                kv.encoded_len(c.len)
             };
             let state = state_after_record(&c.rk, kv);
             each(&FoldedRecord {
@@ -646,9 +647,10 @@ pub struct FoldedRecord<'a> {
 /// Whether a record of the result is its key's newest. At or below the compacted revision a key has only one
 /// such record; above it, the version identifies the record.
 fn is_newest(slot: &Slot, compact: Revision, rk: &RecordKey, state: KeyState) -> bool {
-    match rk.main <= compact {
-        true => !slot.changed_after_compact,
-        false => slot.newest == state,
+    if rk.main <= compact {
+        !slot.changed_after_compact
+    } else {
+        slot.newest == state
     }
 }
 

@@ -157,9 +157,10 @@ impl KeepHistory {
             KeepHistory::Age(_) => cutoff.unwrap_or(Revision::NONE),
         };
         // Revisions below 1 hold nothing, so a compaction there is none.
-        match requested.0 < 1 {
-            true => base.compact_revision.max(Revision::NONE),
-            false => requested.max(base.compact_revision),
+        if requested.0 < 1 {
+            base.compact_revision.max(Revision::NONE)
+        } else {
+            requested.max(base.compact_revision)
         }
     }
 }

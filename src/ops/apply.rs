@@ -224,9 +224,10 @@ pub fn run(
         clock.warnings.push(format!(
             "{} had a lease in the backup and {} put without one: {}",
             count(outcome.leases_detached, "key"),
-            match options.execute {
-                true => either(outcome.leases_detached, "is", "are"),
-                false => "would be",
+            if options.execute {
+                either(outcome.leases_detached, "is", "are")
+            } else {
+                "would be"
             },
             either(
                 outcome.leases_detached,
@@ -264,9 +265,10 @@ impl Applier<'_> {
     fn beside_warning(&self) -> Option<String> {
         let (key, prefix, count) = self.beside.as_ref()?;
         let prefix = prefix.escape_ascii();
-        let deleted = match self.options.execute {
-            true => "deletes",
-            false => "would delete",
+        let deleted = if self.options.execute {
+            "deletes"
+        } else {
+            "would delete"
         };
         Some(format!(
             "--prefix {prefix} does not end with /, so --delete-extra {deleted} keys of other names, too: {count}, such as {}; for the one key give --exact-key {prefix}, for the keys below it --prefix {prefix}/",
@@ -338,9 +340,10 @@ impl Applier<'_> {
                 (kind, wanted.key, live, Some(wanted))
             }
             KeyDifference::Extra { live } => {
-                let kind = match self.options.delete_extra {
-                    true => DifferenceKind::Delete,
-                    false => DifferenceKind::Leave,
+                let kind = if self.options.delete_extra {
+                    DifferenceKind::Delete
+                } else {
+                    DifferenceKind::Leave
                 };
                 (kind, live.key.as_slice(), Some(live), None)
             }

@@ -150,9 +150,10 @@ impl Compaction<'_> {
     fn run(mut self) -> Result<Report<Outcome>> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
         let request = &self.options.state.request();
-        let source = match self.options.dry_run {
-            true => State::open(self.ctx, &scan, request)?,
-            false => State::open_to_fold(self.ctx, &scan, request)?,
+        let source = if self.options.dry_run {
+            State::open(self.ctx, &scan, request)?
+        } else {
+            State::open_to_fold(self.ctx, &scan, request)?
         };
         self.clock.warnings.extend(source.warnings.iter().cloned());
         if source.is_folded() {

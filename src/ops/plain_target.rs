@@ -154,11 +154,11 @@ impl Unnamed {
             sum.update(piece);
             Ok(())
         })?;
-        match sum.finalize() == written.finalize() {
-            true => Ok(()),
-            false => Err(Reason::Io.error(
-                "the snapshot reads back differently from what was written: check the disk",
-            )),
+        if sum.finalize() == written.finalize() {
+            Ok(())
+        } else {
+            Err(Reason::Io
+                .error("the snapshot reads back differently from what was written: check the disk"))
         }
     }
 

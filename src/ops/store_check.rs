@@ -233,9 +233,10 @@ fn delete_many(store: &Store, paths: &[String]) -> Seen {
         }
     })?;
     deleted.and_then(|()| are_gone(store, paths))?;
-    match store.deletes_singly() {
-        true => lacks("objects are deleted one by one"),
-        false => WORKS,
+    if store.deletes_singly() {
+        lacks("objects are deleted one by one")
+    } else {
+        WORKS
     }
 }
 
@@ -275,9 +276,10 @@ impl Round {
         round.step(Ability::Lock, || lock(store));
         round.step(Ability::Tags, || {
             store.excluded_by_tag(std::slice::from_ref(path))?;
-            match store.can_request_tags() {
-                true => WORKS,
-                false => lacks("marks are objects beside the snapshots"),
+            if store.can_request_tags() {
+                WORKS
+            } else {
+                lacks("marks are objects beside the snapshots")
             }
         });
         round.step(Ability::Versions, || match store.versioning()? {
@@ -285,9 +287,12 @@ impl Round {
             Versioning::Unknown(why) => lacks(why),
             _ => WORKS,
         });
-        round.step(Ability::Uploads, || match store.lists_uploads() {
-            true => store.uploads().map(|_| None),
-            false => lacks("a killed upload leaves nothing that could be listed"),
+        round.step(Ability::Uploads, || {
+            if store.lists_uploads() {
+                store.uploads().map(|_| None)
+            } else {
+                lacks("a killed upload leaves nothing that could be listed")
+            }
         });
         // The objects go whatever happened, also after a signal.
         let cleaning = store.clone().with_cancel(Cancel::default());

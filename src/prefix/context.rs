@@ -75,9 +75,10 @@ impl Context {
             _ => {
                 let name = self.store.name(&snapshot.path);
                 // The error may have got the name already when the snapshot was opened.
-                let e = match e.to_string().starts_with(&format!("{name}: ")) {
-                    true => e,
-                    false => e.at(&name),
+                let e = if e.to_string().starts_with(&format!("{name}: ")) {
+                    e
+                } else {
+                    e.at(&name)
                 };
                 match e.reason() {
                     Reason::CorruptSnapshot

@@ -297,9 +297,10 @@ pub fn check(store: &Store, facts: &ClusterFacts) -> Result<bool> {
 
 /// Returns the members' names as a suffix of a cluster's ID.
 fn members_suffix(names: &[String]) -> String {
-    match names.is_empty() {
-        true => String::new(),
-        false => format!(" (members {})", names.join(", ")),
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!(" (members {})", names.join(", "))
     }
 }
 
@@ -320,9 +321,10 @@ fn other_cluster_error(store: &Store, recorded: &Identity, facts: &ClusterFacts)
         "" => String::new(),
         at => format!(" since {at}"),
     };
-    let was = match recorded.former_cluster_ids.contains(&facts.hex_id()) {
-        true => ", from which this backup was taken over",
-        false => "",
+    let was = if recorded.former_cluster_ids.contains(&facts.hex_id()) {
+        ", from which this backup was taken over"
+    } else {
+        ""
     };
     Reason::OtherCluster.error(format!(
         "{} is the backup of cluster {}{since}, but the members at --endpoints are of cluster {}{names}{was}: nothing was saved. Check --endpoints and --store; if this cluster has replaced the other (it was restored from this backup), give --take-over once. The backup's cluster is recorded in {}",

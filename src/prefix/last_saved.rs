@@ -185,9 +185,10 @@ fn changes_of<R: ReadAt>(
             return Ok(None);
         }
         let kv = KeyValue::decode(e.value)?;
-        let change = match record.tombstone {
-            true => deletion(kv.key),
-            false => put(&kv, kv.value.to_vec()),
+        let change = if record.tombstone {
+            deletion(kv.key)
+        } else {
+            put(&kv, kv.value.to_vec())
         };
         Ok(Some((record, change)))
     };
@@ -355,9 +356,10 @@ impl Recent {
 
     /// Returns the transactions up to `last`; without one of that revision, that nothing is known.
     fn up_to(&self, last: Revision) -> Known {
-        match self.known.revision() == last.0 {
-            true => self.known.clone(),
-            false => Known::nothing_at(last.0),
+        if self.known.revision() == last.0 {
+            self.known.clone()
+        } else {
+            Known::nothing_at(last.0)
         }
     }
 }
@@ -380,17 +382,19 @@ fn read_delta(ctx: &Context, snapshot: &Snapshot, last: Revision) -> Result<Rece
 /// Returns the bytes of a change that count toward the limit of a transaction. A deletion counts less,
 /// because a request of a few bytes can delete any number of keys.
 fn counted_bytes(change: &KeyChange) -> u64 {
-    match change.delete {
-        true => change.key.len() as u64 / 4 + 1,
-        false => (change.key.len() + change.value.len()) as u64,
+    if change.delete {
+        change.key.len() as u64 / 4 + 1
+    } else {
+        (change.key.len() + change.value.len()) as u64
     }
 }
 
 /// Applies the limit of a value to a transaction: both arrive in one request to etcd.
 fn check_transaction(limits: &Limits, bytes: u64) -> Result<()> {
-    match bytes > limits.element_bytes() {
-        true => Err(limits.value_too_large(format!("one transaction has {bytes} bytes"))),
-        false => Ok(()),
+    if bytes > limits.element_bytes() {
+        Err(limits.value_too_large(format!("one transaction has {bytes} bytes")))
+    } else {
+        Ok(())
     }
 }
 

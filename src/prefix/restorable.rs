@@ -46,9 +46,10 @@ pub struct Restorable {
 impl Restorable {
     /// Returns the revisions as text: `275 to 628`.
     pub fn revisions(&self) -> String {
-        let earlier = match self.may_begin_earlier {
-            true => " or earlier",
-            false => "",
+        let earlier = if self.may_begin_earlier {
+            " or earlier"
+        } else {
+            ""
         };
         format!("{}{earlier} to {}", self.first_revision, self.last_revision)
     }

@@ -129,9 +129,10 @@ impl Scan {
     /// `Untrusted`.
     pub fn refuse_untrusted(&self, ctx: &Context) -> Result<()> {
         let (untrusted, which) = (&self.untrusted, &self.untrusted.refused);
-        match which.is_empty() {
-            true => Ok(()),
-            false => Err(untrusted_error(&ctx.store, &self.catalog, untrusted, which)),
+        if which.is_empty() {
+            Ok(())
+        } else {
+            Err(untrusted_error(&ctx.store, &self.catalog, untrusted, which))
         }
     }
 
@@ -270,9 +271,12 @@ fn sort(
     };
     // Who tells what is wrong goes on past what the store does not hand out.
     let goes_on = ctx.marks.purpose() == Purpose::Verify;
-    let is_damage = |e: &Error| match goes_on {
-        true => e.reason().is_of_one_object(),
-        false => e.reason().is_unreadable(),
+    let is_damage = |e: &Error| {
+        if goes_on {
+            e.reason().is_of_one_object()
+        } else {
+            e.reason().is_unreadable()
+        }
     };
     let contents = read_contents(ctx, &catalog, to_read, &doubtful, is_damage, check_full)?;
     let evidence: &dyn Evidence = match depth {
@@ -303,14 +307,13 @@ pub(crate) fn untrusted_error(
     which: &[usize],
 ) -> Error {
     let url = store.url();
-    let cure = match untrusted.all_plain {
-        true => {
-            let copy = shell::command(["deltafold", "copy", "--from", url, "--to", "STORE"]);
-            format!(
-                "nothing there is encrypted: copy it to a new prefix with `{copy}`, with --age-recipient"
-            )
-        }
-        false => "remove or exclude those that are not yours".to_owned(),
+    let cure = if untrusted.all_plain {
+        let copy = shell::command(["deltafold", "copy", "--from", url, "--to", "STORE"]);
+        format!(
+            "nothing there is encrypted: copy it to a new prefix with `{copy}`, with --age-recipient"
+        )
+    } else {
+        "remove or exclude those that are not yours".to_owned()
     };
     Reason::Untrusted.error(format!(
         "keys are given, and these snapshots of {url} are not encrypted, so anybody who can write there may have made them: {}; {cure}, or count them with --allow-plaintext",

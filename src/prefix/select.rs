@@ -173,12 +173,13 @@ fn other_timelines(scan: &Scan, chosen: &Timeline, target: At) -> Option<String>
     let also = match target {
         At::Revision(revision) => {
             let others = timelines_with(scan, revision, chosen);
-            match others.is_empty() {
-                true => String::new(),
-                false => format!(
+            if others.is_empty() {
+                String::new()
+            } else {
+                format!(
                     "; other states of revision {revision}: --timeline {}",
                     others.join(", --timeline ")
-                ),
+                )
             }
         }
         _ => String::new(),

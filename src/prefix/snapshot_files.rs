@@ -297,9 +297,10 @@ pub fn open_newest(
             }
             snapshot => snapshot?,
         };
-        let zone = match time.has_zone {
-            true => "",
-            false => " (its name tells no zone: UTC)",
+        let zone = if time.has_zone {
+            ""
+        } else {
+            " (its name tells no zone: UTC)"
         };
         warn(
             &mut warnings,

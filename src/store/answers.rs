@@ -100,7 +100,7 @@ const CODES: &[(&[Kind], &[&str], Meaning)] = &[
     (ANY, &["AuthorizationHeaderMalformed"], Refused(
         Reason::Configuration, "give the bucket's region with --store-option region=… or AWS_REGION")),
     (ANY, &["IllegalLocationConstraintException"], Refused(
-        Reason::Configuration, "the endpoint is that of another region: give the bucket's region and its endpoint")),
+        Reason::Configuration, "the endpoint is that of another region: give the bucket's own --store-option region=… and endpoint=…")),
     (ANY, &["PathStyleDomainForbidden", "SecondLevelDomainForbidden", "VirtualHostDomainRequired"], Setting(
         WITHOUT_PATH_STYLE,
         "the store wants the bucket in the host name: set --store-option path_style=false")),
@@ -144,8 +144,12 @@ const STATUSES: &[(&[Kind], u16, u16, Meaning)] = &[
     (WRITES, 413, 413, Refused(
         Reason::Configuration,
         "something before the store limits the size of a request, such as a reverse proxy (nginx: client_max_body_size): allow 64 MiB")),
+    // A response to HEAD has no words.
+    (&[Read], 400, 400, Refused(
+        Reason::Configuration,
+        "check the URL and --store-option; for an object that is encrypted with a key of yours (SSE-C), give that key")),
     (ANY, 416, 416, Stays),
-    // A redirect, which says itself what to do.
+    // It says itself what to do.
     (ANY, 421, 421, Refused(Reason::Configuration, "")),
     (ANY, 429, 429, Later),
     // Swift's limit of requests.
@@ -272,9 +276,10 @@ pub(super) fn meaning(
     let body = body.slice(..body.len().min(LONGEST_REFUSAL));
     let meant = judge(asked, status, &error, &parts.headers, &body);
     let is_later = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-    let later = match is_later {
-        true => status,
-        false => StatusCode::SERVICE_UNAVAILABLE,
+    let later = if is_later {
+        status
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
     };
     // The caller decides; of a metadata service, the crate asks in another way after a 403.
     let is_callers = asked.kind == Facts || (asked.kind == Metadata && status.as_u16() == 403);
@@ -315,14 +320,17 @@ fn refusal_of(
     };
     let text = match text {
         "" => format!("{who} {status}"),
+        // A redirect, which `connect` has put into words.
+        text if status == StatusCode::MISDIRECTED_REQUEST => text.to_owned(),
         text => format!("{who} {status}: {text}"),
     };
     let refusal = Refusal::of(meant, text);
     let is_proxys = through.is_some() && error.code.is_empty() && status == StatusCode::FORBIDDEN;
     Refusal {
-        advice: match is_proxys {
-            true => "it has no code of a store: the proxy may forbid this host",
-            false => refusal.advice,
+        advice: if is_proxys {
+            "it has no code of a store: the proxy may forbid this host"
+        } else {
+            refusal.advice
         },
         ..refusal
     }
@@ -377,12 +385,11 @@ fn judge(
     if let Some((_, _, meaning)) = by_code {
         return *meaning;
     }
-    let status = match status.is_success() {
-        true => {
-            let known = IN_A_SUCCESS.iter().find(|(codes, _)| codes.contains(&code));
-            known.map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| *status)
-        }
-        false => status,
+    let status = if status.is_success() {
+        let known = IN_A_SUCCESS.iter().find(|(codes, _)| codes.contains(&code));
+        known.map_or(StatusCode::SERVICE_UNAVAILABLE, |(_, status)| *status)
+    } else {
+        status
     };
     if let Some(meaning) = by_words(asked, status, code, body) {
         return meaning;
@@ -405,6 +412,13 @@ fn by_words(asked: Asked, status: StatusCode, code: &str, body: &[u8]) -> Option
     let names = |parts: &[&str]| parts.iter().any(|part| words.contains(part));
     if status == StatusCode::PAYLOAD_TOO_LARGE && names(&["quota"]) {
         return Some(FULL);
+    }
+    let is_denied = status == StatusCode::FORBIDDEN && WRITES.contains(&asked.kind);
+    if is_denied && !asked.encrypts && names(&["explicit deny"]) {
+        return Some(Refused(
+            Reason::PermissionDenied,
+            "check the credentials and what they allow; a policy may demand an encryption (--store-option server_side_encryption)",
+        ));
     }
     let lacks = matches!(status.as_u16(), 501 | 505);
     let may_be_a_header = status == StatusCode::BAD_REQUEST
@@ -445,7 +459,7 @@ fn by_words(asked: Asked, status: StatusCode, code: &str, body: &[u8]) -> Option
             Reason::Configuration,
             "the store does not encrypt like this: leave --store-option server_side_encryption out, or set up encryption (KMS) at the store",
         ),
-        _ if asked.has_checksum && names(&["checksum"]) => Setting(
+        _ if asked.has_checksum && names(&["checksum"]) && !names(&["required"]) => Setting(
             WITHOUT_CHECKSUMS,
             "the store refuses headers with checksums: set --store-option checksum_algorithm=none, or requestChecksumCalculation: when_required in the Secret",
         ),
@@ -520,9 +534,10 @@ fn skew(headers: &HeaderMap) -> Option<String> {
 
 /// Returns the error of a request without a response. A certificate that is not accepted stays so.
 pub(super) fn without_vain_retries(e: HttpError) -> HttpError {
-    match tls::is_final(&causes(&e)) {
-        true => HttpError::new(HttpErrorKind::Decode, e),
-        false => e,
+    if tls::is_final(&causes(&e)) {
+        HttpError::new(HttpErrorKind::Decode, e)
+    } else {
+        e
     }
 }
 

@@ -204,9 +204,10 @@ impl WithoutRedirects {
             .as_deref()
             .or_else(|| self.proxies.of_url(&url))?;
         // It may have a user and a password.
-        let url = match proxy.contains("://") {
-            true => Url::parse(proxy),
-            false => Url::parse(&format!("http://{proxy}")),
+        let url = if proxy.contains("://") {
+            Url::parse(proxy)
+        } else {
+            Url::parse(&format!("http://{proxy}"))
         };
         let url = url.ok()?;
         let port = url

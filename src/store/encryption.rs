@@ -68,9 +68,10 @@ impl Keys {
     /// `CorruptSnapshot` in an `io::Error`.
     pub fn decrypt<R: Read>(&self, inner: R) -> Result<DecryptingReader<R>> {
         if !self.decrypts() {
-            return Err(Reason::CannotDecrypt.error(match self.encrypts() {
-                false => "it is encrypted: give the age identity that opens it with --age-identity",
-                true => "it is encrypted, and recipients open nothing: give --age-identity, too",
+            return Err(Reason::CannotDecrypt.error(if self.encrypts() {
+                "it is encrypted, and recipients open nothing: give --age-identity, too"
+            } else {
+                "it is encrypted: give the age identity that opens it with --age-identity"
             }));
         }
         let failed = |e: DecryptError| {
@@ -132,11 +133,12 @@ fn header(inner: &mut impl BufRead) -> Result<Vec<u8>> {
         let damaged =
             |what: &str| Err(Error::corrupt(format!("its age header is damaged: {what}")));
         if from == 0 && line != MAGIC {
-            return match line.starts_with(ARMORED) {
-                true => Err(Error::corrupt(
+            return if line.starts_with(ARMORED) {
+                Err(Error::corrupt(
                     "it is an age file in its text form (armored): remove the armor first",
-                )),
-                false => damaged("it is not an age file"),
+                ))
+            } else {
+                damaged("it is not an age file")
             };
         }
         match line.last() {
@@ -153,9 +155,12 @@ pub struct DecryptingReader<R>(StreamReader<Chain<Cursor<Vec<u8>>, BufReader<R>>
 
 impl<R: Read> Read for DecryptingReader<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.0.read(out).map_err(|e| match is_source_error(&e) {
-            true => e,
-            false => Error::corrupt(format!("its encryption is damaged: {e}")).into(),
+        self.0.read(out).map_err(|e| {
+            if is_source_error(&e) {
+                e
+            } else {
+                Error::corrupt(format!("its encryption is damaged: {e}")).into()
+            }
         })
     }
 }

@@ -56,14 +56,19 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
                 (Reason::CertificateExpired, advice_for_text(&text))
             }
             None if tls::is_final(&text) => (Reason::Configuration, advice_for_text(&text)),
+            None if text.contains("Header missing from response") => (
+                Reason::Configuration,
+                Some("every store sends it: a proxy may take it away, or the server is incomplete"),
+            ),
             None => (Reason::StoreUnreachable, advice_for_text(&text)),
         },
     };
     let advice = advice.map_or_else(String::new, |advice| {
         // Swift has no endpoint: Keystone names it.
-        let setting = match action.contains("swift://") {
-            true => "auth_url (OS_AUTH_URL)",
-            false => "--store-option endpoint",
+        let setting = if action.contains("swift://") {
+            "auth_url (OS_AUTH_URL)"
+        } else {
+            "--store-option endpoint"
         };
         format!("; {}", advice.replace("{endpoint}", setting))
     });

@@ -274,9 +274,10 @@ impl Store {
     /// # Errors
     /// Fails with the store's errors, and with `SnapshotVanished` if the snapshot does not exist.
     pub fn exclude(&self, below: &str, mark: &str) -> Result<()> {
-        let tagged = match self.can_request_tags() {
-            true => self.block_on(self.tags.set(&self.path(below)))?,
-            false => Err(TagFailure::Refused(Error::internal("no tags"))),
+        let tagged = if self.can_request_tags() {
+            self.block_on(self.tags.set(&self.path(below)))?
+        } else {
+            Err(TagFailure::Refused(Error::internal("no tags")))
         };
         let tagged = match tagged {
             // A self without tags does not say that an object is missing.

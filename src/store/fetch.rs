@@ -125,9 +125,10 @@ impl Opening {
             Some(is_excluded) => is_excluded,
             None => tags.is_excluded(&self.store, &self.path).await?,
         };
-        match is_excluded {
-            true => Err(Error::excluded(self.name.clone())),
-            false => Ok(opened),
+        if is_excluded {
+            Err(Error::excluded(self.name.clone()))
+        } else {
+            Ok(opened)
         }
     }
 }
@@ -324,9 +325,10 @@ impl RangeResponse {
             bytes.push(piece);
         }
         let permit = Some(permit);
-        match begin + length == end {
-            true => Ok(Chunk { bytes, permit }),
-            false => Err(cut_short(name, begin + length, size)),
+        if begin + length == end {
+            Ok(Chunk { bytes, permit })
+        } else {
+            Err(cut_short(name, begin + length, size))
         }
     }
 }

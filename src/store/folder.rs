@@ -123,9 +123,10 @@ impl FileMode {
 
     /// Creates the folder of a store.
     pub(super) fn make_root(self, path: &Path) -> io::Result<()> {
-        match self.make(CWD, path)? {
-            true => Ok(()),
-            false => Err(ErrorKind::AlreadyExists.into()),
+        if self.make(CWD, path)? {
+            Ok(())
+        } else {
+            Err(ErrorKind::AlreadyExists.into())
         }
     }
 }
@@ -354,12 +355,11 @@ impl Folder {
 
     fn list_error(&self, below: &str, e: io::Error) -> Error {
         let is_denied = e.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
-        let e = match is_denied {
-            true => {
-                let text = format!("{e}: if another user made the folder, both need --file-mode");
-                io::Error::new(e.kind(), text)
-            }
-            false => e,
+        let e = if is_denied {
+            let text = format!("{e}: if another user made the folder, both need --file-mode");
+            io::Error::new(e.kind(), text)
+        } else {
+            e
         };
         Error::io(format!("list {}", self.shown(below).display()), e)
     }
@@ -556,9 +556,10 @@ mod tests {
         for path in ["v2/file", "linked/file", "within/x", "linked"] {
             for open in [open_below, open_part_by_part] {
                 for flags in [READ, FOLDER, FOLDER_PATH, READ | OFlags::CREATE] {
-                    let mode = Mode::from_raw_mode(match flags.contains(OFlags::CREATE) {
-                        true => 0o600,
-                        false => 0,
+                    let mode = Mode::from_raw_mode(if flags.contains(OFlags::CREATE) {
+                        0o600
+                    } else {
+                        0
                     });
                     let e = open(root.as_fd(), path, flags, mode).unwrap_err();
                     let shown = format!("{path} {flags:?}: {e}");

@@ -221,9 +221,10 @@ fn replaced(page: &[u8], summary: &mut PageSummary) -> Option<Vec<u8>> {
                 let is_folder = open.last().is_some_and(|p| is_folder(p));
                 if let Some((begin, key)) = key.take() {
                     summary.names += key.len();
-                    let whole = match is_folder {
-                        true => key.strip_suffix('/').unwrap_or(&key),
-                        false => &key,
+                    let whole = if is_folder {
+                        key.strip_suffix('/').unwrap_or(&key)
+                    } else {
+                        &key
                     };
                     if is_odd(whole) {
                         out.extend_from_slice(page.get(copied..begin)?);

@@ -157,9 +157,10 @@ impl StoreResponse {
     /// # Errors
     /// Fails with the refusal.
     pub fn accepted(self, action: &str) -> Result<Self> {
-        match self.is_success() {
-            true => Ok(self),
-            false => Err(self.refusal(action)),
+        if self.is_success() {
+            Ok(self)
+        } else {
+            Err(self.refusal(action))
         }
     }
 

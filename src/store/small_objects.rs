@@ -175,9 +175,10 @@ impl Store {
             return Ok(());
         }
         for batch in paths.chunks(BATCH) {
-            let deleted = match self.deletes_singly() {
-                true => HashSet::new(),
-                false => delete_in_bulk(self, batch)?,
+            let deleted = if self.deletes_singly() {
+                HashSet::new()
+            } else {
+                delete_in_bulk(self, batch)?
             };
             // A bulk request can fail as a whole. So each path that is not known to be deleted gets a request
             // of its own.
@@ -237,8 +238,9 @@ async fn delete_unless_in<'p>(
     deleted: &HashSet<Path>,
     path: &'p str,
 ) -> (&'p str, Result<()>) {
-    match deleted.contains(&store.path(path)) {
-        true => (path, Ok(())),
-        false => (path, delete_one(store, path).await),
+    if deleted.contains(&store.path(path)) {
+        (path, Ok(()))
+    } else {
+        (path, delete_one(store, path).await)
     }
 }

@@ -54,9 +54,10 @@ impl FromStr for BindAddress {
 
 impl fmt::Display for BindAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
         }
     }
 }
@@ -206,9 +207,10 @@ async fn show_metrics(State(state): State<ServerState>) -> Response {
 }
 
 async fn show_ready(State(state): State<ServerState>) -> Response {
-    match state.ready.load(Ordering::Relaxed) && state.cancel.check().is_ok() {
-        true => "ok\n".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response(),
+    if state.ready.load(Ordering::Relaxed) && state.cancel.check().is_ok() {
+        "ok\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n").into_response()
     }
 }
 

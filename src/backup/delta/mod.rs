@@ -303,9 +303,10 @@ impl<'l, R: Read> DeltaReader<'l, R> {
         let (mut i, mut depth, mut in_string) = (0usize, 0u32, false);
         loop {
             let rest = &self.buf[self.at + i..self.end];
-            let next = match in_string {
-                true => memchr2(b'"', b'\\', rest),
-                false => memchr3(b'"', b'{', b'}', rest),
+            let next = if in_string {
+                memchr2(b'"', b'\\', rest)
+            } else {
+                memchr3(b'"', b'{', b'}', rest)
             };
             match next.map(|n| (n, rest[n])) {
                 // The byte after a backslash does not end the string.
@@ -384,9 +385,10 @@ impl<'l, R: Read> DeltaReader<'l, R> {
                 create_revision,
                 mod_revision: self.current,
                 version,
-                value: match self.unescaped.is_empty() {
-                    true => &self.buf[self.value.clone()],
-                    false => &self.unescaped,
+                value: if self.unescaped.is_empty() {
+                    &self.buf[self.value.clone()]
+                } else {
+                    &self.unescaped
                 },
                 lease,
             }),

@@ -68,12 +68,13 @@ impl<'a> Decider<'a> {
             [_] => Vec::new(),
             all => all.iter().flat_map(Timeline::own_ends).collect(),
         };
-        let newest = match timeline_ends
+        let newest = if timeline_ends
             .iter()
             .any(|i| facts.uncounted.contains_key(i))
         {
-            true => None,
-            false => facts.timelines.newest(facts.catalog).ok(),
+            None
+        } else {
+            facts.timelines.newest(facts.catalog).ok()
         };
         let is_counted = |&i: &usize| facts.is_counted_full(i) && !facts.is_future(i);
         Decider {

@@ -83,9 +83,10 @@ impl Fingerprint {
     /// Returns whether this can be the next change of its key after `state`.
     pub(super) fn follows(&self, state: &Fingerprint) -> bool {
         let next = (state.create, state.version.wrapping_add(1));
-        match state.tombstone {
-            true => self.creates_key(),
-            false => self.tombstone || (self.create, self.version) == next,
+        if state.tombstone {
+            self.creates_key()
+        } else {
+            self.tombstone || (self.create, self.version) == next
         }
     }
 

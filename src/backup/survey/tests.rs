@@ -132,9 +132,10 @@ fn continuity_by_scan(
                 f.tombstone || s.is_some_and(is_next)
             }
         };
-        match follows {
-            true => verdict = Continuity::Confirmed,
-            false => return Continuity::Contradicted,
+        if follows {
+            verdict = Continuity::Confirmed
+        } else {
+            return Continuity::Contradicted;
         }
     }
     verdict

@@ -138,9 +138,10 @@ impl Evidence for LetterBackup {
     }
     fn continuity(&self, before: usize, _: Revision, after: usize) -> Result<Continuity> {
         self.continuity_calls.update(|n| n + 1);
-        Ok(match self.was_read(before) && self.was_read(after) {
-            true => self.continuity[(before + after) % self.continuity.len()],
-            false => Continuity::Unknown,
+        Ok(if self.was_read(before) && self.was_read(after) {
+            self.continuity[(before + after) % self.continuity.len()]
+        } else {
+            Continuity::Unknown
         })
     }
     fn fingerprint(&self, s: usize, r: Revision) -> Result<String> {

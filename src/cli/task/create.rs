@@ -307,9 +307,10 @@ async fn check_policy(client: &UserClient, name: &str) -> Result<()> {
 
 impl CopyArgs {
     fn config(&self) -> Result<CopyBackupsConfig> {
-        let timeout = match self.wait_timeout.is_zero() {
-            true => None,
-            false => Some(Span(self.wait_timeout.max(MIN_WAIT)).into()),
+        let timeout = if self.wait_timeout.is_zero() {
+            None
+        } else {
+            Some(Span(self.wait_timeout.max(MIN_WAIT)).into())
         };
         Ok(CopyBackupsConfig {
             source_store: self.source()?,

@@ -209,12 +209,11 @@ fn retry_or_fail(client: &UserClient, action: &str, e: &watcher::Error) -> Resul
             Reason::KubernetesUnreachable.error(format!("cannot {action}: {e}"))
         }
     };
-    match failure.reason().is_retryable() {
-        true => {
-            tracing::warn!("{failure}; retrying");
-            Ok(())
-        }
-        false => Err(failure),
+    if failure.reason().is_retryable() {
+        tracing::warn!("{failure}; retrying");
+        Ok(())
+    } else {
+        Err(failure)
     }
 }
 

@@ -235,9 +235,10 @@ pub fn create_job(
         start.job.full_snapshot,
         start.job.annotations(&start.reason),
     )?;
-    let (event_reason, content) = match start.job.full_snapshot {
-        true => ("FullSnapshotStarted", "a full snapshot"),
-        false => ("CompactionStarted", "a compaction"),
+    let (event_reason, content) = if start.job.full_snapshot {
+        ("FullSnapshotStarted", "a full snapshot")
+    } else {
+        ("CompactionStarted", "a compaction")
     };
     let event = PlannedEvent {
         warning: false,

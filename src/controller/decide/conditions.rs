@@ -323,9 +323,10 @@ pub fn compaction_healthy(
 
 /// Reports a compaction that failed, or that runs again after a failure.
 fn failed_compaction(last: &LastCompaction) -> Option<Assessment> {
-    let work = match last.full_snapshot {
-        true => "full snapshot",
-        false => "compaction",
+    let work = if last.full_snapshot {
+        "full snapshot"
+    } else {
+        "compaction"
     };
     let (job, failures) = (&last.job_name, last.failures);
     match last.run.state {
@@ -375,17 +376,18 @@ pub fn ready(policy: &EtcdBackupPolicy, problem: Option<&Problem>) -> Assessment
     if let Some(problem) = problem {
         return Assessment::new(False, &problem.reason, &problem.message);
     }
-    match policy.spec.suspend {
-        true => Assessment::new(
+    if policy.spec.suspend {
+        Assessment::new(
             True,
             "Suspended",
             "the policy is valid but suspended: only tasks run",
-        ),
-        false => Assessment::new(
+        )
+    } else {
+        Assessment::new(
             True,
             "InOrder",
             "the policy is valid, and its objects are in place",
-        ),
+        )
     }
 }
 

@@ -49,12 +49,13 @@ pub struct Allowed {
 fn image_prefix(s: &str) -> Result<String, String> {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._-/:@".contains(&b);
     let ends_well = s.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '/');
-    match s.bytes().all(fits) && ends_well && !s.starts_with('/') {
-        true => Ok(s.to_owned()),
-        false => Err(
+    if s.bytes().all(fits) && ends_well && !s.starts_with('/') {
+        Ok(s.to_owned())
+    } else {
+        Err(
             "invalid image prefix: give a registry and a path, such as registry.example/team"
                 .to_owned(),
-        ),
+        )
     }
 }
 
@@ -230,9 +231,10 @@ mod tests {
         let flag = message.split([' ', ';']).rfind(|w| w.starts_with("--"));
         let flag = flag.unwrap();
         let with_value = format!("{flag}=a");
-        let only_it = match flag.contains("prefix") {
-            true => parsed(&[&with_value]),
-            false => parsed(&[flag]),
+        let only_it = if flag.contains("prefix") {
+            parsed(&[&with_value])
+        } else {
+            parsed(&[flag])
         };
         assert_eq!(problems(&only_it.unwrap()), Vec::<String>::new(), "{flag}");
         let all_flags = flags(&all()).unwrap();

@@ -368,12 +368,11 @@ impl<'a> PodBuilder<'a> {
     /// Makes a Pod that runs until it is stopped, and that serves metrics all the time.
     pub(super) fn long_running(mut self, grace: i64) -> Self {
         self.stop_grace = Some(grace);
-        match self.policy.spec.job_template.host_network {
-            true => self,
-            false => {
-                self.serves_metrics = true;
-                self.flag("--metrics-bind-address", &format!(":{PORT}"))
-            }
+        if self.policy.spec.job_template.host_network {
+            self
+        } else {
+            self.serves_metrics = true;
+            self.flag("--metrics-bind-address", &format!(":{PORT}"))
         }
     }
 

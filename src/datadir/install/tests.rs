@@ -31,9 +31,10 @@ fn tree(root: &Path) -> Tree {
 fn lay_out(root: &Path, tree: &Tree) {
     for entry in fs::read_dir(root).unwrap() {
         let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => fs::remove_dir_all(path).unwrap(),
-            false => fs::remove_file(path).unwrap(),
+        if path.is_dir() {
+            fs::remove_dir_all(path).unwrap()
+        } else {
+            fs::remove_file(path).unwrap()
         }
     }
     for (path, content) in tree {

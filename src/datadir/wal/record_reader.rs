@@ -203,9 +203,10 @@ impl RecordReader {
 
     /// Ends the log if the record was left by an interrupted write; otherwise it is damaged.
     fn stop_if_torn<T>(&mut self, finding: impl std::fmt::Display) -> Result<Option<T>> {
-        match self.is_torn() {
-            true => self.stop_at_torn_record(finding),
-            false => Err(self.damaged(finding)),
+        if self.is_torn() {
+            self.stop_at_torn_record(finding)
+        } else {
+            Err(self.damaged(finding))
         }
     }
 

@@ -122,11 +122,12 @@ pub(in crate::explore) fn revision_of(index: &Index, text: Option<&str>) -> Resu
 /// Returns the moment of the next change after a revision, or of the last one before it; the same one if there is none.
 pub(in crate::explore) fn step(index: &Index, revision: Revision, is_forward: bool) -> At {
     let moments = index.moments();
-    let next = match is_forward {
-        true => moments.partition_point(|m| m.revision <= revision),
-        false => moments
+    let next = if is_forward {
+        moments.partition_point(|m| m.revision <= revision)
+    } else {
+        moments
             .partition_point(|m| m.revision < revision)
-            .wrapping_sub(1),
+            .wrapping_sub(1)
     };
     At::of(index, moments.get(next).map_or(revision, |m| m.revision))
 }

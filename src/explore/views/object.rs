@@ -91,9 +91,10 @@ impl Shown {
             lease: kv.lease,
             bytes: kv.value.len(),
         });
-        let detail = match show.has_managers {
-            true => Detail::Whole,
-            false => Detail::WithoutManagers,
+        let detail = if show.has_managers {
+            Detail::Whole
+        } else {
+            Detail::WithoutManagers
         };
         match Object::of_record_with(&kv, show.keys, detail) {
             Ok(mut object) => {

@@ -58,9 +58,10 @@ impl Copier<'_> {
                 Err(e) => {
                     o.failed += 1;
                     let (reason, message) = (e.reason().as_str(), e.to_string());
-                    match e.reason().is_of_one_object() {
-                        true => failures.push(e),
-                        false => end = Some(e),
+                    if e.reason().is_of_one_object() {
+                        failures.push(e)
+                    } else {
+                        end = Some(e)
                     }
                     outcome_of(file, &file.name, CopyStatus::Failed, reason, &message)
                 }
@@ -268,12 +269,13 @@ impl<'a> Target<'a> {
         self.kube_system = uid.or(self.kube_system.take());
         if let Some((uid, before)) = other {
             let why = format!("the UID of kube-system is {uid} instead of {before}");
-            return match self.options.take_over {
-                true => Ok(Some(why)),
-                false => Err(Reason::OtherCluster.error(format!(
+            return if self.options.take_over {
+                Ok(Some(why))
+            } else {
+                Err(Reason::OtherCluster.error(format!(
                     "{name} is of another cluster than {}: {why}; nothing more was imported. Check --from-snapshots and --to; if the cluster was replaced, give --take-over once",
                     self.to.store.url()
-                ))),
+                )))
             };
         }
         Ok(match sequel {

@@ -44,9 +44,10 @@ pub(super) fn transfer(
     threads: usize,
 ) -> Result<Transferred> {
     let recompresses = planned.name.compression != snapshot.name.compression;
-    let expected = match recompresses {
-        true => snapshot.bytes.saturating_mul(MOST_GROWTH),
-        false => snapshot.bytes,
+    let expected = if recompresses {
+        snapshot.bytes.saturating_mul(MOST_GROWTH)
+    } else {
+        snapshot.bytes
     };
     let upload = Upload::new(&to.store, &planned.path, expected)?;
     let at = from.at(snapshot);
@@ -64,16 +65,15 @@ pub(super) fn transfer(
     let object = step.reader(from.store.fetch_snapshot(&snapshot.into()));
     let decrypts = snapshot.name.is_encrypted && form.encryption != Encryption::Keep;
     let sealed = seal(to, form, upload)?;
-    let copied = match decrypts {
-        true => {
-            let decrypted = from.keys.decrypt(object).map_err(&at)?;
-            let plain = SnapshotName {
-                is_encrypted: false,
-                ..snapshot.name.clone()
-            };
-            copy_checked(from, decrypted, &plain, snapshot.bytes, sealed)
-        }
-        false => copy_checked(from, object, &snapshot.name, snapshot.bytes, sealed),
+    let copied = if decrypts {
+        let decrypted = from.keys.decrypt(object).map_err(&at)?;
+        let plain = SnapshotName {
+            is_encrypted: false,
+            ..snapshot.name.clone()
+        };
+        copy_checked(from, decrypted, &plain, snapshot.bytes, sealed)
+    } else {
+        copy_checked(from, object, &snapshot.name, snapshot.bytes, sealed)
     };
     let (sealed, is_checked) = copied.map_err(at)?;
     let object = sealed.finish().map_err(copy_error)?.finish()?;
@@ -226,8 +226,9 @@ fn content<'a>(
     { begin }.read_to_end(&mut head).map_err(copy_error)?;
     let has_metas = newest_meta(&head).is_ok();
     let whole = io::Cursor::new(head).chain(payload);
-    Ok(match has_metas {
-        true => Box::new(FullReader::open(whole, limits, 0).map_err(copy_error)?),
-        false => Box::new(whole),
+    Ok(if has_metas {
+        Box::new(FullReader::open(whole, limits, 0).map_err(copy_error)?)
+    } else {
+        Box::new(whole)
     })
 }

@@ -159,9 +159,10 @@ impl Remover<'_> {
             .map(VecDeque::from)
             .collect();
         // With versions, each object is deleted by itself, and a locked one stops its chain.
-        let most_of_chain = match self.deleter.may_keep_versions {
-            true => 1,
-            false => BATCH,
+        let most_of_chain = if self.deleter.may_keep_versions {
+            1
+        } else {
+            BATCH
         };
         let is_full = |i: usize| plan.catalog.snapshots[i].name.is_full();
         while !chains.is_empty() {

@@ -301,9 +301,10 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     if options.apply && has_no_chains(&ctx.store)? {
         return Err(no_snapshots_error(ctx, &Catalog::default(), None));
     }
-    let lock = match options.apply {
-        true => take_gc_lock(ctx, options, warnings)?,
-        false => None,
+    let lock = if options.apply {
+        take_gc_lock(ctx, options, warnings)?
+    } else {
+        None
     };
     let mut now = Utc::now();
     if options.apply {
@@ -424,9 +425,12 @@ fn outcome(
     before: Vec<Restorable>,
 ) -> Outcome {
     let gone: HashSet<usize> = (0..plan.catalog.snapshots.len())
-        .filter(|&i| match options.apply {
-            true => applied.objects[i].is_gone(),
-            false => !plan.why[i].keeps() && applied.objects[i].fate != Some(RemovalStatus::Locked),
+        .filter(|&i| {
+            if options.apply {
+                applied.objects[i].is_gone()
+            } else {
+                !plan.why[i].keeps() && applied.objects[i].fate != Some(RemovalStatus::Locked)
+            }
         })
         .collect();
     Outcome {
@@ -464,9 +468,10 @@ impl Outcome {
         }
         let is_all_kept = objects.iter().all(|o| o.decision == Decision::Keep);
         Outcome {
-            status: match is_all_kept {
-                true => Status::NothingToDo,
-                false => Status::Succeeded,
+            status: if is_all_kept {
+                Status::NothingToDo
+            } else {
+                Status::Succeeded
             },
             error: FailureFields::default(),
             dry_run: !options.apply,
@@ -595,9 +600,10 @@ fn skew_warning(ahead: TimeDelta) -> Option<String> {
         return None;
     }
     let minutes = ahead.num_minutes().abs();
-    let direction = match ahead > TimeDelta::zero() {
-        true => "ahead of",
-        false => "behind",
+    let direction = if ahead > TimeDelta::zero() {
+        "ahead of"
+    } else {
+        "behind"
     };
     Some(format!(
         "the store's clock is {minutes} min {direction} this one: ages are counted from the earlier of the two"

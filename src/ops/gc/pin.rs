@@ -107,9 +107,10 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let (status, pin) = match (options.unpin, existing) {
         (true, _) => {
             ctx.store.delete(&pin_path)?;
-            let status = match full.pinned {
-                true => Status::Succeeded,
-                false => Status::NothingToDo,
+            let status = if full.pinned {
+                Status::Succeeded
+            } else {
+                Status::NothingToDo
             };
             (status, None)
         }

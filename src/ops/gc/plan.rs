@@ -378,9 +378,10 @@ impl Planner<'_> {
         let is_old = self.listed.now - object.modified > self.options.staging_age;
         let (folder, name) = object.path.split_once('/')?;
         if kind == Kind::Staging {
-            let reason = match is_old {
-                true => SideReason::Abandoned,
-                false => SideReason::InUse,
+            let reason = if is_old {
+                SideReason::Abandoned
+            } else {
+                SideReason::InUse
             };
             let name = name.rsplit('/').next().unwrap_or_default();
             return is_temporary(name).then(|| (reason, Vec::new()));

@@ -77,9 +77,10 @@ pub(super) fn decide_upload(
     if !is_ours(&u.path) {
         return None;
     }
-    let reason = match now - u.begun > age {
-        true => SideReason::Abandoned,
-        false => SideReason::InUse,
+    let reason = if now - u.begun > age {
+        SideReason::Abandoned
+    } else {
+        SideReason::InUse
     };
     let decision = Decision::from_keeps(reason.keeps());
     let path = upload_path(u);

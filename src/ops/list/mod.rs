@@ -92,9 +92,10 @@ impl RecordedIdentity {
     /// Returns the cluster as text.
     pub fn text(&self) -> String {
         let members = shorten::line(&self.member_names, ", ", "");
-        let members = match members.is_empty() {
-            true => String::new(),
-            false => format!(", members {members}"),
+        let members = if members.is_empty() {
+            String::new()
+        } else {
+            format!(", members {members}")
         };
         match (&self.cluster_id, &self.kube_system_uid) {
             (Some(id), _) => format!("{id}{members}"),

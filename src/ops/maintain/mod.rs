@@ -114,9 +114,10 @@ pub fn run(
     let defrag = defrag.map_err(|e| Reason::Usage.error(format!("--defrag {e}")))?;
     let clock = ReportBuilder::start();
     let cluster = Cluster::observe(connector)?;
-    let lock = match options.dry_run {
-        true => MaintenanceLock::NotNeeded,
-        false => MaintenanceLock::acquire(connector, store, options, &cluster)?,
+    let lock = if options.dry_run {
+        MaintenanceLock::NotNeeded
+    } else {
+        MaintenanceLock::acquire(connector, store, options, &cluster)?
     };
     let mut maintenance = Maintenance {
         connector,

@@ -215,8 +215,9 @@ impl<'c> Diff<'c> {
 
 /// The current record of a side, if it has the key.
 fn current(side: &Side, has_key: bool) -> Result<Option<KeyValue<'_>>> {
-    match has_key {
-        true => side.keys.current().map(Some),
-        false => Ok(None),
+    if has_key {
+        side.keys.current().map(Some)
+    } else {
+        Ok(None)
     }
 }

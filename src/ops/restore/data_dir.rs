@@ -284,9 +284,10 @@ fn other_cluster_warning(store: &Store, cluster: &Cluster) -> Option<String> {
 
 fn refuse_target_in_use(place: &InstallTarget) -> Result<()> {
     let dir = place.dir().display();
-    match datadir::in_use(&place.member(), &place.wal())? {
-        true => Err(Reason::TargetInUse.error(format!("a running etcd uses {dir}: stop it first"))),
-        false => Ok(()),
+    if datadir::in_use(&place.member(), &place.wal())? {
+        Err(Reason::TargetInUse.error(format!("a running etcd uses {dir}: stop it first")))
+    } else {
+        Ok(())
     }
 }
 
@@ -307,10 +308,11 @@ fn write_log(cluster: &Cluster, snap_dir: &Dir, wal_dir: &Dir) -> Result<()> {
         && log.cluster_id == cluster.id()
         && log.last_index == cluster.index()
         && snapshot.index == cluster.index();
-    match is_same {
-        true => Ok(()),
-        false => Err(Error::internal(
+    if is_same {
+        Ok(())
+    } else {
+        Err(Error::internal(
             "the WAL or the .snap file reads back differently from what was written",
-        )),
+        ))
     }
 }

@@ -201,10 +201,11 @@ fn restore(
         };
         restoration.run()
     };
-    let purpose = match is_drill {
+    let purpose = if is_drill {
         // It is there to find damage.
-        true => Purpose::Verify,
-        false => Purpose::Restore,
+        Purpose::Verify
+    } else {
+        Purpose::Restore
     };
     decide_again(
         backups.iter().filter_map(NamedBackup::context),

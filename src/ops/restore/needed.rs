@@ -212,9 +212,10 @@ impl Inspection {
                 }
                 Err(e) => return Err(e),
             };
-            let same = match detach_leases {
-                false => Comparison::Same(common),
-                true => Comparison::SameButLeases(common),
+            let same = if detach_leases {
+                Comparison::SameButLeases(common)
+            } else {
+                Comparison::Same(common)
             };
             if ours == theirs {
                 return Ok(decide_by(sound, backup, same, is_only_member));
@@ -412,9 +413,10 @@ fn read_wal(place: &InstallTarget) -> Result<Result<LogFiles, Fault>> {
         Err(e) => return Err(e),
     };
     let snap_dir = place.member().join("snap");
-    let snapshot_file = match snap_dir.is_dir() {
-        true => snap::newest(&snap_dir, &log)?.map_or(0, |m| m.index),
-        false => 0,
+    let snapshot_file = if snap_dir.is_dir() {
+        snap::newest(&snap_dir, &log)?.map_or(0, |m| m.index)
+    } else {
+        0
     };
     // Without a snapshot, the WAL must begin at the first entry.
     if snapshot_file == 0 && log.snapshot_index() > 0 && log.first_index > 1 {

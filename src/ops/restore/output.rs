@@ -54,9 +54,10 @@ impl<'a> Output<'a> {
     /// Classifies an error of a write through this output: the target's, or that of the source of the
     /// bytes.
     pub(super) fn classify(&self, e: Error) -> WriteFailure {
-        match self.has_failed {
-            true => WriteFailure::Target(e),
-            false => WriteFailure::Candidate(e),
+        if self.has_failed {
+            WriteFailure::Target(e)
+        } else {
+            WriteFailure::Candidate(e)
         }
     }
 

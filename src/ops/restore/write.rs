@@ -175,9 +175,10 @@ fn verify_plain(
 /// Classifies a failed verification: bad data is the candidate's fault, since its base contradicts
 /// itself.
 fn classify_verification(e: Error) -> WriteFailure {
-    match e.reason().is_bad_data() {
-        true => WriteFailure::Candidate(e),
-        false => WriteFailure::Target(e),
+    if e.reason().is_bad_data() {
+        WriteFailure::Candidate(e)
+    } else {
+        WriteFailure::Target(e)
     }
 }
 

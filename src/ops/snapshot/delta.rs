@@ -191,9 +191,10 @@ impl<'a> DeltaCollector<'a> {
     ) -> Result<()> {
         let new_full = saver.take_full()?;
         let revision = new_full.revision.0;
-        let ended = match with_deltas {
-            true => self.save_up_to(saver, revision)?,
-            false => None,
+        let ended = if with_deltas {
+            self.save_up_to(saver, revision)?
+        } else {
+            None
         };
         let watched = self.feed.known().clone();
         let watched = match ended {

@@ -126,16 +126,17 @@ impl EncodedTransaction {
 }
 
 fn to_change(change: &KeyChange) -> Change<'_> {
-    match change.delete {
-        true => Change::Delete { key: &change.key },
-        false => Change::Put(KeyValue {
+    if change.delete {
+        Change::Delete { key: &change.key }
+    } else {
+        Change::Put(KeyValue {
             key: &change.key,
             create_revision: Revision(change.create_revision),
             mod_revision: Revision(change.mod_revision),
             version: change.version,
             value: &change.value,
             lease: change.lease,
-        }),
+        })
     }
 }
 

@@ -186,9 +186,10 @@ pub(super) fn take(
     let messages: Vec<String> = failures.iter().map(Error::to_string).collect();
     Err(reason
         .unwrap_or(Reason::EtcdUnreachable)
-        .error(match messages.is_empty() {
-            true => "no healthy member to take a snapshot from".to_owned(),
-            false => format!("no member gave a whole snapshot: {}", messages.join("; ")),
+        .error(if messages.is_empty() {
+            "no healthy member to take a snapshot from".to_owned()
+        } else {
+            format!("no member gave a whole snapshot: {}", messages.join("; "))
         }))
 }
 
@@ -211,9 +212,10 @@ fn check_hash(new_full: &UnpublishedFull, member_hash: Option<&MemberHash>) -> R
     let Some((revision, hash)) = member_hash.and_then(|h| Some((h.revision, h.hash?))) else {
         return Ok(());
     };
-    let ours = match new_full.revision.0 == revision {
-        true => new_full.hash,
-        false => hash_kv(&new_full.db, Some(Revision(revision)))?,
+    let ours = if new_full.revision.0 == revision {
+        new_full.hash
+    } else {
+        hash_kv(&new_full.db, Some(Revision(revision)))?
     };
     // Hashes of different compacted revisions are not comparable.
     if ours.compact_revision.0 != hash.compact_revision || ours.is(hash.hash) {

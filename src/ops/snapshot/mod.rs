@@ -236,9 +236,10 @@ impl Saver<'_> {
         let saved = &summary.snapshots;
         let cause = summary.full_cause.as_ref();
         clock.report(Outcome {
-            status: match saved.is_empty() {
-                true => Status::NothingToDo,
-                false => Status::Succeeded,
+            status: if saved.is_empty() {
+                Status::NothingToDo
+            } else {
+                Status::Succeeded
             },
             snapshots: saved.iter().map(SnapshotOutcome::from).collect(),
             revision: self.saved.last.unwrap_or_default(),

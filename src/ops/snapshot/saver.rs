@@ -342,12 +342,13 @@ impl<'a> Saver<'a> {
         let differs = is_behind || matches!(cause.continuity, Continuity::Broken(_));
         // A backup that runs already must not end because its record was deleted.
         if self.has_saved_of(cluster) {
-            let history = match differs {
-                true => format!(
+            let history = if differs {
+                format!(
                     ", and the history of this cluster differs: {}",
                     cause.message
-                ),
-                false => String::new(),
+                )
+            } else {
+                String::new()
             };
             self.warn(format!(
                 "{} records no cluster any more{history}. This follower goes on, since it has saved this cluster's history there; another snapshotter would need --take-over",
@@ -355,13 +356,12 @@ impl<'a> Saver<'a> {
             ));
             return Ok(true);
         }
-        match differs {
-            true => {
-                let facts = ClusterFacts::from(cluster);
-                let difference = &cause.message;
-                Err(identity::other_history_error(store, &facts, difference))
-            }
-            false => Ok(false),
+        if differs {
+            let facts = ClusterFacts::from(cluster);
+            let difference = &cause.message;
+            Err(identity::other_history_error(store, &facts, difference))
+        } else {
+            Ok(false)
         }
     }
 
@@ -534,9 +534,10 @@ impl<'a> Saver<'a> {
             }
             Comparison::Unknown(why) => why,
         };
-        match new_full.revision > last {
-            true => Ok(Standing::Above(why)),
-            false => other(cause.reason.if_unproven(), None, why),
+        if new_full.revision > last {
+            Ok(Standing::Above(why))
+        } else {
+            other(cause.reason.if_unproven(), None, why)
         }
     }
 

@@ -126,9 +126,10 @@ pub(super) fn is_future(time: DateTime<Utc>, now: DateTime<Utc>) -> bool {
 
 /// Decides whether a backup is healthy.
 pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Verdict {
-    let max_age = options.max_age.unwrap_or(match facts.has_deltas {
-        true => MAX_AGE_WITH_DELTAS,
-        false => MAX_AGE_OF_FULLS,
+    let max_age = options.max_age.unwrap_or(if facts.has_deltas {
+        MAX_AGE_WITH_DELTAS
+    } else {
+        MAX_AGE_OF_FULLS
     });
     let mut findings: Vec<Finding> = facts.empty.iter().chain(&facts.damage).cloned().collect();
     for failed in facts.records {

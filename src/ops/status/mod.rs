@@ -407,9 +407,12 @@ impl Collected {
             verifications.push(verification(r, latest, now));
         }
         verifications.sort_by_key(|v| std::cmp::Reverse(v.time));
-        let with_remedy = |finding: Finding| match self.has_records {
-            true => finding.with_remedy_in_store(location),
-            false => finding.with_remedy_of_files(location),
+        let with_remedy = |finding: Finding| {
+            if self.has_records {
+                finding.with_remedy_in_store(location)
+            } else {
+                finding.with_remedy_of_files(location)
+            }
         };
         let findings: Vec<Finding> = verdict.findings.into_iter().map(with_remedy).collect();
         let problems = self.problems.into_iter().map(with_remedy).collect();
@@ -464,9 +467,10 @@ fn size_of(catalog: &Catalog) -> Size {
     let mut size = Size::default();
     for s in &catalog.snapshots {
         size.bytes += s.bytes;
-        match s.name.is_full() {
-            true => size.fulls += 1,
-            false => size.deltas += 1,
+        if s.name.is_full() {
+            size.fulls += 1
+        } else {
+            size.deltas += 1
         }
         size.excluded += u64::from(s.excluded);
     }

@@ -439,11 +439,10 @@ fn no_history(
 fn no_hashes(hashes: &[MemberHash], revision: Revision, saved: Revision) -> Error {
     let errors: Vec<&(Reason, String)> = hashes.iter().filter_map(|h| h.error.as_ref()).collect();
     if errors.iter().any(|(reason, _)| *reason == Reason::Conflict) {
-        let advice = match revision == saved {
-            true => {
-                "the newest snapshot is older than etcd's history: take one, or keep more history"
-            }
-            false => "choose a newer --revision",
+        let advice = if revision == saved {
+            "the newest snapshot is older than etcd's history: take one, or keep more history"
+        } else {
+            "choose a newer --revision"
         };
         return Reason::NoCommonRevision.error(format!(
             "etcd has already compacted revision {revision}: {advice}"

@@ -410,9 +410,10 @@ fn kill_with_parent(command: &mut Command) {
     let set_death_signal = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before the signal was set.
-        match rustix::process::getppid() == Some(parent) {
-            true => Ok(()),
-            false => Err(std::io::Error::other("the drill was ended")),
+        if rustix::process::getppid() == Some(parent) {
+            Ok(())
+        } else {
+            Err(std::io::Error::other("the drill was ended"))
         }
     };
     // SAFETY: between fork and exec the closure makes only system calls. If they succeed, it takes no lock

@@ -43,11 +43,12 @@ impl TrailingHash {
 
     /// Checks that the last 32 bytes are the hash of those before them.
     pub(super) fn check(self) -> Result<()> {
-        match self.hash.finalize().as_slice() == self.last {
-            true => Ok(()),
-            false => Err(Error::corrupt(
+        if self.hash.finalize().as_slice() == self.last {
+            Ok(())
+        } else {
+            Err(Error::corrupt(
                 "its SHA-256 does not match: the file is damaged; use another copy or another snapshot",
-            )),
+            ))
         }
     }
 }
@@ -230,14 +231,16 @@ mod tests {
                 let read = ReadAt::read_exact_at(&in_place, &mut page, 8192);
                 read.map_err(|e| Error::io("read", e))
             };
-            match reader_first {
-                true => read().unwrap(),
-                false => check(&in_place).unwrap(),
+            if reader_first {
+                read().unwrap()
+            } else {
+                check(&in_place).unwrap()
             }
             file.write_all_at(&[!all[9000]], 9000).unwrap();
-            let e = match reader_first {
-                true => check(&in_place).unwrap_err(),
-                false => read().unwrap_err(),
+            let e = if reader_first {
+                check(&in_place).unwrap_err()
+            } else {
+                read().unwrap_err()
             };
             assert_eq!(e.reason(), Reason::CorruptSnapshot, "{e}");
             assert!(e.to_string().contains("changed"), "{e}");

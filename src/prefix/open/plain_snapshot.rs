@@ -274,9 +274,10 @@ impl Opener<'_> {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         let read = from.take(HEAD_BYTES as u64).read_to_end(&mut head);
         read.map_err(|e| self.read_error(e))?;
-        match head.is_empty() {
-            true => Err(Error::corrupt("it is empty: take the snapshot again")),
-            false => Ok(head),
+        if head.is_empty() {
+            Err(Error::corrupt("it is empty: take the snapshot again"))
+        } else {
+            Ok(head)
         }
     }
 
@@ -376,9 +377,10 @@ impl Opener<'_> {
     /// Converts an error of reading: one of the disk, or one of a decompressor about the bytes.
     fn read_error(&self, e: io::Error) -> Error {
         let is_of_ours = e.get_ref().is_some_and(|inner| inner.is::<Error>());
-        match is_of_ours || e.raw_os_error().is_some() {
-            true => Error::io(format!("read {}", self.name), e),
-            false => Error::corrupt(format!("its compression is damaged: {e}")),
+        if is_of_ours || e.raw_os_error().is_some() {
+            Error::io(format!("read {}", self.name), e)
+        } else {
+            Error::corrupt(format!("its compression is damaged: {e}"))
         }
     }
 }

@@ -79,18 +79,20 @@ impl<'a> SnapshotReader<'a> {
         let (ctx, snapshot) = (self.ctx, self.snapshots[nth]);
         let name = &snapshot.name;
         let object = self.progress.reader(self.ahead.take(nth));
-        let opened: Box<dyn Read + Send> = match name.is_encrypted {
-            true => Box::new(ctx.keys.decrypt(object).map_err(ctx.at(snapshot))?),
-            false => Box::new(object),
+        let opened: Box<dyn Read + Send> = if name.is_encrypted {
+            Box::new(ctx.keys.decrypt(object).map_err(ctx.at(snapshot))?)
+        } else {
+            Box::new(object)
         };
         let plain = codec::decoder_of(name.compression, opened, snapshot.bytes)
             .map_err(|e| ctx.at(snapshot)(Error::io("read", e)))?;
         // Reading a plain snapshot takes no time beside its hash.
         let is_plain = name.compression == Compression::None && !name.is_encrypted;
         let needs_thread = ctx.threads > 1 && !is_plain && snapshot.bytes >= WORTH_A_THREAD;
-        let plain = match needs_thread {
-            true => Box::new(ThreadedReader::new(plain)?),
-            false => plain,
+        let plain = if needs_thread {
+            Box::new(ThreadedReader::new(plain)?)
+        } else {
+            plain
         };
         Ok(FrameReader::new(plain).within(ctx.limits))
     }

@@ -250,6 +250,17 @@ fn a_header_is_blamed_only_if_the_store_names_it() {
             "store check",
         ),
         (PLAIN, 400, "InvalidArgument", "No.", None, "check the URL"),
+        (
+            Asked {
+                is_conditional: false,
+                ..WRITE
+            },
+            400,
+            "InvalidRequest",
+            "Content-MD5 or a checksum is required",
+            None,
+            "check the URL",
+        ),
         (WRITE, 400, "InvalidDigest", "No.", None, "check the URL"),
         (of(Page), 501, "NotImplemented", "No.", None, "store check"),
         (

@@ -187,9 +187,10 @@ pub(super) async fn renew(
         let (before, version) = match store.read().await? {
             Some((record, version)) if claimant.owns(&record) => (record, version),
             Some((other, _)) => {
-                return Ok(Renewal::Lost(match other.is_released() {
-                    true => "it was given back".to_owned(),
-                    false => format!("{} has it now", other.holder_identity),
+                return Ok(Renewal::Lost(if other.is_released() {
+                    "it was given back".to_owned()
+                } else {
+                    format!("{} has it now", other.holder_identity)
                 }));
             }
             None => return Ok(Renewal::Lost("its record is gone".to_owned())),

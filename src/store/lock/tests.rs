@@ -38,9 +38,12 @@ impl Clock for FakeClock {
 /// Lets the other futures run once.
 async fn yield_once() {
     let mut passed = false;
-    std::future::poll_fn(|_| match std::mem::replace(&mut passed, true) {
-        true => Poll::Ready(()),
-        false => Poll::Pending,
+    std::future::poll_fn(|_| {
+        if std::mem::replace(&mut passed, true) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     })
     .await;
 }
@@ -96,9 +99,10 @@ impl FakeStore {
 
     fn maybe_fail(&self) -> Result<()> {
         let mut state = self.state();
-        match state.rng.u8(..100) < state.failing_percent {
-            true => Err(Reason::StoreUnreachable.error("the fake store fails")),
-            false => Ok(()),
+        if state.rng.u8(..100) < state.failing_percent {
+            Err(Reason::StoreUnreachable.error("the fake store fails"))
+        } else {
+            Ok(())
         }
     }
 

@@ -122,9 +122,10 @@ impl Builder for MicrosoftAzureBuilder {
             // An emulator has one host for all accounts. The account is a part of the path.
             Some(domain) if emulator => {
                 let base = domain.trim_end_matches('/');
-                let base = match base.contains("://") {
-                    true => base.to_owned(),
-                    false => format!("http://{base}"),
+                let base = if base.contains("://") {
+                    base.to_owned()
+                } else {
+                    format!("http://{base}")
                 };
                 add("endpoint", format!("{base}/{account}"));
             }
@@ -137,11 +138,12 @@ impl Builder for MicrosoftAzureBuilder {
 
     /// Names the settings of the account if it is missing.
     fn misconfigured(action: &str, e: object_store::Error) -> Error {
-        match e.to_string().contains("Account must be specified") {
-            true => Reason::Configuration.error(format!(
+        if e.to_string().contains("Account must be specified") {
+            Reason::Configuration.error(format!(
                 "cannot {action}: the storage account is missing: give --store-option account_name=NAME, or set AZURE_STORAGE_ACCOUNT_NAME (and account_key, or AZURE_STORAGE_ACCOUNT_KEY)"
-            )),
-            false => super::misconfigured(action, e),
+            ))
+        } else {
+            super::misconfigured(action, e)
         }
     }
 }

@@ -224,9 +224,10 @@ fn of_settings<B: Builder>(
     let secret_decides = secret.is_some() && !config.has_option(B::OWN_CREDENTIALS);
     // If the Secret's credentials are used, the environment's are not: they must not silently replace a key that the
     // Secret lacks.
-    let mut builder = match secret_decides {
-        true => B::empty(),
-        false => B::of_environment(),
+    let mut builder = if secret_decides {
+        B::empty()
+    } else {
+        B::of_environment()
     };
     let setting = |name: &str| name.to_ascii_lowercase().parse::<B::Key>().ok();
     let is_of_family = |name: &str| B::FAMILY.variables().iter().any(|p| name.starts_with(p));

@@ -23,9 +23,10 @@ pub(super) type KeySet = &'static [&'static str];
 impl Family {
     /// Returns the family of a store's URL, or of an absolute path; `None` if no store has such a URL.
     pub fn of(url: &str) -> Option<Family> {
-        match url.starts_with('/') {
-            true => Some(Family::Local),
-            false => Family::of_scheme(url.split_once("://")?.0),
+        if url.starts_with('/') {
+            Some(Family::Local)
+        } else {
+            Family::of_scheme(url.split_once("://")?.0)
         }
     }
 

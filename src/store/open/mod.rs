@@ -333,11 +333,12 @@ fn variable(name: &str) -> Option<String> {
 fn checked(setting: &str, value: &str) -> Result<String> {
     let value = value.trim();
     let is_text = value.starts_with('{') || value.starts_with("-----BEGIN");
-    match is_text || !value.chars().any(char::is_control) {
-        true => Ok(value.to_owned()),
-        false => Err(Reason::Configuration.error(format!(
+    if is_text || !value.chars().any(char::is_control) {
+        Ok(value.to_owned())
+    } else {
+        Err(Reason::Configuration.error(format!(
             "{setting} has a line break or another control character: write it without one (printf, not echo), and encode it once"
-        ))),
+        )))
     }
 }
 
@@ -349,12 +350,13 @@ fn flag(key: &str, value: &str) -> Result<bool> {
 
 /// Refuses a value that a setting does not have.
 fn one_of(key: &str, value: &str, allowed: &[&str]) -> Result<()> {
-    match allowed.contains(&value) {
-        true => Ok(()),
-        false => Err(Reason::Configuration.error(format!(
+    if allowed.contains(&value) {
+        Ok(())
+    } else {
+        Err(Reason::Configuration.error(format!(
             "--store-option {key}={value}: give {}",
             allowed.join(" or ")
-        ))),
+        )))
     }
 }
 
@@ -367,10 +369,7 @@ fn check_endpoint(setting: &str, endpoint: &str) -> Result<()> {
         return Ok(());
     }
     // It may contain a password.
-    let shown = match endpoint.contains('@') {
-        true => "",
-        false => endpoint,
-    };
+    let shown = if endpoint.contains('@') { "" } else { endpoint };
     Err(Reason::Configuration.error(format!(
         "the store's {setting} \"{shown}\" is not the URL of a server: give --store-option {setting}=https://HOST:PORT, or http://HOST:PORT for a server without TLS"
     )))
@@ -387,9 +386,10 @@ fn certificates(pem: &[u8], source: &str) -> Result<Vec<CertificateDer<'static>>
     let wrong = |why: String| Reason::Configuration.error(format!("{source} {why}"));
     let certificates =
         tls::certificates(pem).map_err(|e| wrong(format!("has an invalid certificate: {e}")))?;
-    match certificates.is_empty() {
-        true => Err(wrong("has no PEM certificate".to_owned())),
-        false => Ok(certificates),
+    if certificates.is_empty() {
+        Err(wrong("has no PEM certificate".to_owned()))
+    } else {
+        Ok(certificates)
     }
 }
 

@@ -169,9 +169,10 @@ impl Builder for AmazonS3Builder {
         ) {
             (None, None) => {}
             (Some(key), Some("AES256")) => {
-                let text = match key.len() == CUSTOMER_KEY_BYTES {
-                    true => base64_simd::STANDARD.encode_to_string(key),
-                    false => key.to_owned(),
+                let text = if key.len() == CUSTOMER_KEY_BYTES {
+                    base64_simd::STANDARD.encode_to_string(key)
+                } else {
+                    key.to_owned()
                 };
                 let decoded = base64_simd::STANDARD.decode_to_vec(&text);
                 if decoded.is_ok_and(|k| k.len() == CUSTOMER_KEY_BYTES) {

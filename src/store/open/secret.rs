@@ -56,9 +56,10 @@ impl SecretSource {
             return Some(SecretSource::File(file.into()));
         }
         let folder = PathBuf::from(set(name)?);
-        Some(match folder.is_file() {
-            true => SecretSource::File(folder),
-            false => SecretSource::Folder(folder),
+        Some(if folder.is_file() {
+            SecretSource::File(folder)
+        } else {
+            SecretSource::Folder(folder)
         })
     }
 
@@ -177,9 +178,10 @@ impl Secret {
         };
         let sets: Vec<String> = sets.iter().map(|set| set.join(" and ")).collect();
         let sets = sets.join(", or ");
-        let advice = match self.folder.as_os_str().is_empty() {
-            true => format!("give {sets}"),
-            false => mounted_secret::advice(&self.folder, &sets),
+        let advice = if self.folder.as_os_str().is_empty() {
+            format!("give {sets}")
+        } else {
+            mounted_secret::advice(&self.folder, &sets)
         };
         Reason::Configuration.error(format!(
             "the Secret {} {problem}: {advice}; see docs/stores.md",

@@ -225,9 +225,10 @@ fn login(values: &Values) -> Result<Login, String> {
     };
     let interface = get("interface").unwrap_or_else(|| "public".to_owned());
     Ok(Login::V3 {
-        url: match url.ends_with("/v3") {
-            true => url,
-            false => format!("{url}/v3"),
+        url: if url.ends_with("/v3") {
+            url
+        } else {
+            format!("{url}/v3")
         },
         request: json!({ "auth": auth }),
         region: get("region"),

@@ -132,9 +132,10 @@ impl Swift {
 
     /// Requests an object, or its headers only.
     async fn open(&self, path: &Path, options: &GetOptions) -> Result<HttpResponse> {
-        let method = match options.head {
-            true => Method::HEAD,
-            false => Method::GET,
+        let method = if options.head {
+            Method::HEAD
+        } else {
+            Method::GET
         };
         let date = |d: &DateTime<Utc>| d.format("%a, %d %b %Y %H:%M:%S GMT").to_string();
         let range = options.range.as_ref();
@@ -313,12 +314,11 @@ impl ObjectStore for Swift {
             }
             _ => 0..meta.size,
         };
-        let payload = match options.head {
-            true => stream::empty().boxed(),
-            false => {
-                let body = response.into_body().bytes_stream().map_err(failed).boxed();
-                self.content(path.clone(), body, range.clone(), meta.e_tag.clone())
-            }
+        let payload = if options.head {
+            stream::empty().boxed()
+        } else {
+            let body = response.into_body().bytes_stream().map_err(failed).boxed();
+            self.content(path.clone(), body, range.clone(), meta.e_tag.clone())
         };
         Ok(GetResult {
             payload: GetResultPayload::Stream(payload),

@@ -53,9 +53,10 @@ impl Swift {
     /// for.
     pub(super) async fn meta_of_entry(&self, entry: PageEntry) -> Result<ObjectMeta> {
         let is_odd = listing::is_odd(&entry.name);
-        let location = match is_odd {
-            true => Path::from(listing::stand_in(&entry.name)),
-            false => Path::parse(&entry.name)?,
+        let location = if is_odd {
+            Path::from(listing::stand_in(&entry.name))
+        } else {
+            Path::parse(&entry.name)?
         };
         if entry.bytes == 0 && !is_odd {
             match self.head(&location).await {

@@ -13,14 +13,15 @@ use random_backup::{Branch, RandomBackup};
 use std::collections::{HashMap, HashSet};
 
 fn random_options(rng: &mut fastrand::Rng, pace: i64) -> Options {
-    let policy = match rng.bool() {
-        true => Policy::Limit(rng.u32(1..4)),
-        false => Policy::Exponential(Periods {
+    let policy = if rng.bool() {
+        Policy::Limit(rng.u32(1..4))
+    } else {
+        Policy::Exponential(Periods {
             hourly: rng.u32(..4),
             daily: rng.u32(..3),
             weekly: rng.u32(..2),
             monthly: rng.u32(..2),
-        }),
+        })
     };
     let mut time = |up_to: i64| TimeDelta::seconds(rng.i64(0..up_to));
     let (retention, window) = (time(pace), time(pace * 2));
@@ -158,9 +159,10 @@ impl Evidence for ReadDoubtful<'_> {
         Evidence::compare(self.backup, a, b)
     }
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
-        match self.has_read(before) && self.has_read(after) {
-            true => self.backup.continuity(before, until, after),
-            false => Ok(Continuity::Unknown),
+        if self.has_read(before) && self.has_read(after) {
+            self.backup.continuity(before, until, after)
+        } else {
+            Ok(Continuity::Unknown)
         }
     }
     fn fingerprint(&self, s: usize, r: Revision) -> Result<String> {
@@ -255,9 +257,10 @@ fn collect_garbage(
             continue;
         }
         for i in unknown {
-            match forged.contains(&i) {
-                true => drop(uncounted.insert(i, Uncounted::Damaged)),
-                false => drop(read.insert(i)),
+            if forged.contains(&i) {
+                uncounted.insert(i, Uncounted::Damaged);
+            } else {
+                read.insert(i);
             }
         }
     }
@@ -291,9 +294,10 @@ fn forged_fulls_make_nothing_go() {
             .max()
             .unwrap();
         for _ in 0..rng.usize(1..8) {
-            let t = match rng.bool() {
-                true => rng.i64(first - 10..last + 10),
-                false => last + rng.i64(0..10),
+            let t = if rng.bool() {
+                rng.i64(first - 10..last + 10)
+            } else {
+                last + rng.i64(0..10)
             };
             // Mostly a revision that puts no name in doubt: such a full is read only if a decision rests on
             // it.
@@ -423,9 +427,10 @@ fn two_plans_together_break_nothing() {
 
 fn backup_of(names: &[String]) -> RandomBackup {
     let listing = names.iter().map(|n| ListedObject {
-        path: match n.contains('/') {
-            true => n.clone(),
-            false => format!("v2/{n}"),
+        path: if n.contains('/') {
+            n.clone()
+        } else {
+            format!("v2/{n}")
         },
         bytes: 1,
     });

@@ -123,9 +123,10 @@ impl RandomBackup {
             // A name that two histories use is listed once.
             if branch_of.insert(name.clone(), *b).is_none() {
                 let v1 = rng.u8(..6) == 0 && *b == 0;
-                let path = match v1 {
-                    true => format!("v1/Backup-17/{name}"),
-                    false => format!("v2/{name}"),
+                let path = if v1 {
+                    format!("v1/Backup-17/{name}")
+                } else {
+                    format!("v2/{name}")
                 };
                 listing.push(ListedObject { path, bytes: 1 });
                 if rng.u8(..12) == 0 && name.starts_with("Full") {
@@ -167,13 +168,14 @@ impl RandomBackup {
 
     /// Whether a revision of a branch was written since `start`, or was the branch's state at `start`.
     pub(super) fn is_of_window(&self, b: usize, r: i64, start: i64) -> bool {
-        let followed = |at: i64| match r == self.last(b) {
-            false => self.time(b, r + 1) > at,
-            // The last revision of a branch is its state until the next branch begins.
-            true => {
+        let followed = |at: i64| {
+            if r == self.last(b) {
+                // The last revision of a branch is its state until the next branch begins.
                 let snapshots = self.catalog.snapshots.iter().zip(&self.branch);
                 let mut next = snapshots.filter(|s| *s.1 > b).map(|s| s.0.name.created);
                 next.all(|created| created > at)
+            } else {
+                self.time(b, r + 1) > at
             }
         };
         self.time(b, r) >= start || followed(start)
@@ -241,9 +243,10 @@ impl Evidence for RandomBackup {
     fn continuity(&self, before: usize, until: Revision, after: usize) -> Result<Continuity> {
         let (x, y) = (self.branch[before], self.branch[after]);
         Ok(
-            match self.owner(x, until.0.max(1)) == self.owner(y, until.0.max(1)) {
-                true => Continuity::Confirmed,
-                false => Continuity::Contradicted,
+            if self.owner(x, until.0.max(1)) == self.owner(y, until.0.max(1)) {
+                Continuity::Confirmed
+            } else {
+                Continuity::Contradicted
             },
         )
     }

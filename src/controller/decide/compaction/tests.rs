@@ -203,9 +203,10 @@ impl Sim {
         let time = at(self.now + self.rng.i64(-3..3));
         let unix = time.timestamp();
         let of_full = format!("Full-00000000-{full:08}-{unix}");
-        let last = match newest > full {
-            true => format!("Incr-{:08}-{newest:08}-{unix}", full + 1),
-            false => of_full.clone(),
+        let last = if newest > full {
+            format!("Incr-{:08}-{newest:08}-{unix}", full + 1)
+        } else {
+            of_full.clone()
         };
         let events = (newest - full).to_string();
         let renewed = [
@@ -223,9 +224,10 @@ impl Sim {
         for (i, renewed) in renewed.into_iter().enumerate() {
             let revision = [full, newest][i].to_string();
             if !self.fails(10) {
-                self.leases[i] = match self.has_own_leases {
-                    true => renewed,
-                    false => druid(&revision, Some(time)),
+                self.leases[i] = if self.has_own_leases {
+                    renewed
+                } else {
+                    druid(&revision, Some(time))
                 };
             }
         }

@@ -36,9 +36,10 @@ pub(super) fn plan(store: &str, options: &FollowOptions, now: DateTime<Utc>) -> 
 /// A snapshot that was saved.
 pub(super) fn saved(snapshot: &NewSnapshot) -> String {
     let (name, bytes) = (&snapshot.name, HumanBytes(snapshot.bytes));
-    let revisions = match name.is_full() {
-        true => format!("revision {}", name.last),
-        false => format!("revisions {} to {}", name.start, name.last),
+    let revisions = if name.is_full() {
+        format!("revision {}", name.last)
+    } else {
+        format!("revisions {} to {}", name.start, name.last)
     };
     format!("saved {name}: {revisions}, {bytes}")
 }

@@ -221,9 +221,10 @@ impl Verification<'_> {
             }
             Err(e) if e.reason().is_bad_data() => {
                 let damaged = self.snapshots_named_by(&e.to_string());
-                let concerned = match damaged.is_empty() {
-                    true => &[chain.base],
-                    false => damaged.as_slice(),
+                let concerned = if damaged.is_empty() {
+                    &[chain.base]
+                } else {
+                    damaged.as_slice()
                 };
                 self.error(&e, Some(timeline), concerned);
                 self.unusable.extend(damaged);

@@ -225,10 +225,13 @@ fn verify(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> 
     let restorable = verification.restorable()?;
     let newest = newest.and_then(|t| verification.newest_state(t, &restorable));
     let (findings, failure) = verification.findings.into_result();
-    let with_remedy = |finding: Finding| match options.all_chains {
-        // The command for more has just run.
-        true => finding,
-        false => finding.with_remedy_in_store(ctx.store.url()),
+    let with_remedy = |finding: Finding| {
+        if options.all_chains {
+            // The command for more has just run.
+            finding
+        } else {
+            finding.with_remedy_in_store(ctx.store.url())
+        }
     };
     let findings = findings.into_iter().map(with_remedy).collect();
     let outcome = Outcome {
@@ -482,9 +485,10 @@ impl Outcome {
             hash_kv: chain.and_then(|c| c.hash_kv),
             compact_revision: chain.and_then(|c| c.compact_revision),
             all_chains: self.all_chains,
-            drill_succeeded: match self.drills.is_empty() {
-                true => None,
-                false => Some(self.drills.iter().all(|d| d.succeeded)),
+            drill_succeeded: if self.drills.is_empty() {
+                None
+            } else {
+                Some(self.drills.iter().all(|d| d.succeeded))
             },
             ..VerificationRecord::new(match self.level {
                 Level::Names => RecordLevel::Names,
