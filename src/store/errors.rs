@@ -56,6 +56,11 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
                 (Reason::CertificateExpired, advice_for_text(&text))
             }
             None if tls::is_final(&text) => (Reason::Configuration, advice_for_text(&text)),
+            // In a bulk deletion of Azure, the crate keeps the status of each object alone.
+            None if text.contains("(code: 409)") || text.contains("(code: 412)") => (
+                Reason::ObjectLocked,
+                Some("a lease, a policy or a hold keeps the object"),
+            ),
             None if text.contains("Header missing from response") => (
                 Reason::Configuration,
                 Some("every store sends it: a proxy may take it away, or the server is incomplete"),
@@ -226,6 +231,25 @@ fn redact(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_without_an_answer_have_reasons() {
+        let reason = |text: &str| {
+            let source = text.to_owned().into();
+            let store = "x";
+            store_error("do it", object_store::Error::Generic { store, source }).reason()
+        };
+        for (text, expected) in [
+            (
+                "Bulk delete request failed for key p/x: Precondition Failed (code: 412)",
+                Reason::ObjectLocked,
+            ),
+            ("ETag Header missing from response", Reason::Configuration),
+            ("Connection refused", Reason::StoreUnreachable),
+        ] {
+            assert_eq!(reason(text), expected, "{text}");
+        }
+    }
 
     #[test]
     fn the_server_is_named_without_path_and_query() {
