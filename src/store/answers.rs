@@ -59,6 +59,8 @@ const ANY: &[Kind] = &[
 ];
 const WRITES: &[Kind] = &[Write, Part, Complete];
 const CREDENTIALS: &str = "check the credentials and what they allow";
+/// What to do with a proxy that refuses without a password.
+pub(super) const PROXY_WANTS_PASSWORD: &str = "the proxy wants a user and a password: give them as http://USER:PASSWORD@HOST:PORT in HTTPS_PROXY";
 const URL: &str = "check the URL and --store-option";
 const FULL: Meaning = Refused(
     Reason::NoSpace,
@@ -82,7 +84,7 @@ const BAD_KMS_KEY: Meaning = Refused(
     "the store cannot use the KMS key of the object: check the key and its policy",
 );
 
-/// By the store's code: for which requests, the codes, and what they mean.
+/// What the codes of stores mean, and for which requests.
 #[rustfmt::skip]
 const CODES: &[(&[Kind], &[&str], Meaning)] = &[
     (ANY, &[
@@ -120,7 +122,7 @@ const CODES: &[(&[Kind], &[&str], Meaning)] = &[
     (&[Read], &[
         "KMS.DisabledException", "KMS.KMSInvalidStateException", "KMS.NotFoundException", "KMSKeyDisabled",
     ], BAD_KMS_KEY),
-    (&[Page, Write, Part, Complete, Delete], &[
+    (&[Page, Write, Part, Complete, Delete, Facts], &[
         "ContainerNotFound", "FilesystemNotFound", "NoSuchBucket", "NoSuchContainer",
     ], NO_BUCKET),
     (&[Part, Complete, Delete], &["NoSuchUpload"], Missing),
@@ -128,16 +130,15 @@ const CODES: &[(&[Kind], &[&str], Meaning)] = &[
     (&[Delete, Read], &["OperationAborted"], Later),
 ];
 
-/// By the status, where the code says nothing: for which requests, from which status to which, and what they mean.
+/// What a status means if the code says nothing: for which requests, from which status to which.
 #[rustfmt::skip]
 const STATUSES: &[(&[Kind], u16, u16, Meaning)] = &[
     (ANY, 401, 401, BAD_TOKEN),
     (ANY, 403, 403, Refused(Reason::PermissionDenied, CREDENTIALS)),
-    (&[Read, Delete], 404, 404, Missing),
+    (&[Read, Delete, Facts], 404, 404, Missing),
     (&[Page, Write, Part, Complete], 404, 404, WRONG_ADDRESS),
     (&[Login], 404, 404, Refused(Reason::Configuration, "no login is at this address: check its URL (auth_url)")),
-    (ANY, 407, 407, Refused(
-        Reason::Configuration, "the proxy wants a user and a password: give them as http://USER:PASSWORD@HOST:PORT in HTTPS_PROXY")),
+    (ANY, 407, 407, Refused(Reason::Configuration, PROXY_WANTS_PASSWORD)),
     (ANY, 408, 408, Later),
     (WRITES, 409, 409, Taken),
     (ANY, 412, 412, Taken),
@@ -245,7 +246,7 @@ impl From<Refusal> for HttpError {
     }
 }
 
-/// The proxy through which a response came: an extension of it.
+/// An extension of a response: the proxy that it came through.
 #[derive(Debug, Clone)]
 pub(super) struct Through(pub(super) String);
 
@@ -268,11 +269,11 @@ pub(super) fn meaning(
     if status.is_redirection() || (status.is_success() && !may_be_error) {
         return Ok((status, body));
     }
-    let error = match Document::read(&body) {
-        Some(Document::Error(error)) => error,
-        _ if status.is_success() => return Ok((status, body)),
-        _ => StoreError::default(),
-    };
+    let error = error_in(&body);
+    if status.is_success() && error.is_none() {
+        return Ok((status, body));
+    }
+    let error = error.unwrap_or_default();
     let body = body.slice(..body.len().min(LONGEST_REFUSAL));
     let meant = judge(asked, status, &error, &parts.headers, &body);
     let is_later = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
@@ -286,7 +287,7 @@ pub(super) fn meaning(
     if is_callers {
         return Ok((if meant == Later { later } else { status }, body));
     }
-    let text = words(&body, Some(&parts.headers));
+    let text = words(&error, &parts.headers, &body);
     let status = match meant {
         Stays => status,
         Later => later,
@@ -338,23 +339,17 @@ fn refusal_of(
 
 /// Returns the refusal in a response to a request for facts, which the caller takes for one.
 pub(super) fn refusal_of_facts(status: StatusCode, body: &[u8]) -> Refusal {
-    let error = match Document::read(body) {
-        Some(Document::Error(error)) => error,
-        _ => StoreError::default(),
-    };
-    let asked = Asked {
-        kind: Facts,
-        is_conditional: false,
-        has_checksum: false,
-        encrypts: false,
-        has_swift_token: false,
-    };
-    let meant = match (status, error.code.trim()) {
-        (StatusCode::NOT_FOUND, "NoSuchBucket") => NO_BUCKET,
-        (StatusCode::NOT_FOUND, _) => Missing,
-        _ => judge(asked, status, &error, &HeaderMap::new(), body),
-    };
-    refusal_of(meant, status, &error, &words(body, None), None)
+    let (error, headers) = (error_in(body).unwrap_or_default(), HeaderMap::new());
+    let meant = judge(Asked::plain(Facts), status, &error, &headers, body);
+    let text = words(&error, &headers, body);
+    refusal_of(meant, status, &error, &text, None)
+}
+
+fn error_in(body: &[u8]) -> Option<StoreError> {
+    match Document::read(body)? {
+        Document::Error(error) => Some(error),
+        _ => None,
+    }
 }
 
 /// Returns whether the beginning of a page has S3's element of an error.
@@ -473,23 +468,18 @@ fn by_words(asked: Asked, status: StatusCode, code: &str, body: &[u8]) -> Option
 
 /// Returns what a body says, in one line: the code and the message of a store, the title of a page, or the beginning of
 /// another text.
-pub(super) fn words(body: &[u8], headers: Option<&HeaderMap>) -> String {
+fn words(error: &StoreError, headers: &HeaderMap, body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
-    let text = match Document::read(body) {
-        Some(Document::Error(error)) => {
-            let skew = match (error.code.trim(), headers) {
-                ("RequestTimeTooSkewed", Some(headers)) => skew(headers).unwrap_or_default(),
-                _ => String::new(),
-            };
-            // Azure's detail ends with what was signed.
-            let detail = error.authentication_error_detail;
-            let detail = detail.split("String to sign").next().unwrap_or_default();
-            format!("{}: {} {detail} {skew}", error.code, error.message)
-        }
-        _ => match title(&text) {
-            Some(title) => title.to_owned(),
-            None => without_tags(&text),
-        },
+    let text = if error.code.is_empty() && error.message.is_empty() {
+        title(&text).map_or_else(|| without_tags(&text), str::to_owned)
+    } else {
+        let is_skewed = error.code.trim() == "RequestTimeTooSkewed";
+        let skew = is_skewed.then(|| skew(headers)).flatten();
+        let skew = skew.unwrap_or_default();
+        // Azure's detail ends with what was signed.
+        let mut detail = error.authentication_error_detail.split("String to sign");
+        let detail = detail.next().unwrap_or_default();
+        format!("{}: {} {detail} {skew}", error.code, error.message)
     };
     let line = text.split_whitespace().collect::<Vec<&str>>().join(" ");
     let line = ["&#34;", "&quot;"]

@@ -1,7 +1,7 @@
 //! What a request is for: with it, `answers` says what a response means.
 //!
-//! Read off the method, the query and the headers of a request, whoever made it: the object_store crate or our own
-//! clients.
+//! The method, the query and the headers of a request tell it, so that requests of the object_store crate and of our own
+//! clients are alike.
 
 use http::{HeaderMap, HeaderName, Method, Uri};
 use object_store::client::HttpRequest;
@@ -17,7 +17,7 @@ pub(super) enum Kind {
     Read,
     /// A whole object.
     Write,
-    /// The begin of an upload, or a part of it.
+    /// It begins an upload, or sends a part of it.
     Part,
     /// The end of an upload, which gives the object its name.
     Complete,
@@ -65,6 +65,17 @@ const FACTS: [&str; 10] = [
 ];
 
 impl Asked {
+    /// A request without any of these headers.
+    pub(super) const fn plain(kind: Kind) -> Self {
+        Asked {
+            kind,
+            is_conditional: false,
+            has_checksum: false,
+            encrypts: false,
+            has_swift_token: false,
+        }
+    }
+
     pub(super) fn by(request: &HttpRequest) -> Self {
         let headers = request.headers();
         let has = |part: &str| headers.keys().any(|name| name.as_str().contains(part));

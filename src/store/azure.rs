@@ -210,9 +210,9 @@ impl MultipartUpload for BlockUpload {
         }
         let body = format!("<BlockList>{list}</BlockList>");
         let action = format!("complete {}", self.path);
-        let failed = |source: Error| object_store::Error::Generic {
+        let failed = |source| object_store::Error::Generic {
             store: "Azure",
-            source: source.into(),
+            source,
         };
         let request = self.azure.request(
             &action,
@@ -222,14 +222,11 @@ impl MultipartUpload for BlockUpload {
             &[("if-none-match", "*".to_owned())],
             body,
         );
-        let mut request = request.map_err(failed)?;
+        let mut request = request.map_err(|e| failed(e.into()))?;
         self.azure.sign(&mut request).await?;
         // Without retries: after an error, `publish` looks at the name first.
         let response = self.azure.client.send_once(request).await;
-        let response = response.map_err(|e| object_store::Error::Generic {
-            store: "Azure",
-            source: e.into(),
-        })?;
+        let response = response.map_err(|e| failed(e.into()))?;
         let path = self.path.to_string();
         match response.status.as_u16() {
             200..=299 => Ok(PutResult {
@@ -241,7 +238,7 @@ impl MultipartUpload for BlockUpload {
                 path,
                 source: response.refusal(&action).into(),
             }),
-            _ => Err(failed(response.refusal(&action))),
+            _ => Err(failed(response.refusal(&action).into())),
         }
     }
 

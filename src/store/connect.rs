@@ -5,7 +5,7 @@
 //! reqwest does not know to be secret: `X-Auth-Token`, `x-amz-security-token`, the keys of SSE-C. Also warns once for
 //! each host that gets credentials without TLS.
 
-use super::answers::{LONGEST_REFUSAL, Refusal, Through};
+use super::answers::{LONGEST_REFUSAL, PROXY_WANTS_PASSWORD, Refusal, Through};
 use super::proxies::Proxies;
 use crate::base::causes::causes;
 use crate::base::{lock, tls};
@@ -227,7 +227,7 @@ fn through_proxy(proxy: &str, e: &HttpError) -> HttpError {
         ),
         (
             "tunnel error: proxy authorization required",
-            "it wants a user and a password: give them as http://USER:PASSWORD@HOST:PORT in HTTPS_PROXY",
+            PROXY_WANTS_PASSWORD,
         ),
         (
             "tunnel error: unsuccessful",
@@ -253,22 +253,22 @@ impl HttpService for WithoutRedirects {
             warn_once(&origin);
         }
         let secrets = secrets(&request);
-        let proxy = self.proxy_of(&uri);
         let response = self.client.execute(request).await;
-        let mut response = response.map_err(|e| match &proxy {
-            Some(proxy) => through_proxy(proxy, &e),
+        let response = response.map_err(|e| match self.proxy_of(&uri) {
+            Some(proxy) => through_proxy(&proxy, &e),
             None => e,
         })?;
-        if let Some(proxy) = proxy {
+        if is_redirect(response.status()) {
+            return Ok(refusal(&uri, &response));
+        }
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let mut response = without_secrets(response, &secrets).await?;
+        if let Some(proxy) = self.proxy_of(&uri) {
             response.extensions_mut().insert(Through(proxy));
         }
-        if is_redirect(response.status()) {
-            Ok(refusal(&uri, &response))
-        } else if response.status().is_success() {
-            Ok(response)
-        } else {
-            without_secrets(response, &secrets).await
-        }
+        Ok(response)
     }
 }
 
@@ -349,6 +349,12 @@ fn refusal(uri: &Uri, redirect: &HttpResponse) -> HttpResponse {
 /// Returns the origin of a URL. Its path and query may have secrets.
 fn origin_of(url: &Url) -> String {
     url.origin().ascii_serialization()
+}
+
+/// Returns the server that a request goes to.
+pub(super) fn server_of(uri: &Uri) -> String {
+    let url = Url::parse(&uri.to_string());
+    url.map_or_else(|_| String::new(), |url| origin_of(&url))
 }
 
 /// Returns the origin of the URL if the request sends credentials without TLS to another machine; else `None`.

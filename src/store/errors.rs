@@ -17,19 +17,15 @@ pub(super) const LOCAL: &str = "LocalFileSystem";
 pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Error {
     use object_store::Error as E;
     let action = action.to_string();
-    let server = server_of(&e);
     let text = tidy(&redact(&causes::without_layers(&innermost(&e))));
-    if let Some(server) = server.as_ref().filter(|server| gives_credentials(server)) {
+    if let Some(server) = server_of(&e).filter(|server| gives_credentials(server)) {
         let reason = refusal_in(&e).map_or(Reason::StoreUnreachable, |refusal| refusal.reason);
         return reason.error(format!(
             "cannot {action}: no credentials are given, and the machine's metadata service at {server} gives none ({text}); {}",
             how_to_give_credentials(&action)
         ));
     }
-    let action_at = match &server {
-        Some(server) => format!("{action} at {server}"),
-        None => action.clone(),
-    };
+    let action_at = action_at(&action, &e);
     if let Some(refusal) = refusal_in(&e) {
         return refusal.error(action_at);
     }
@@ -80,8 +76,16 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
     reason.error(format!("cannot {action_at}: {text}{advice}"))
 }
 
+/// Returns what was tried, and the server that was asked.
+pub(super) fn action_at(action: &str, e: &object_store::Error) -> String {
+    match server_of(e) {
+        Some(server) => format!("{action} at {server}"),
+        None => action.to_owned(),
+    }
+}
+
 /// Returns the server that was asked.
-pub(super) fn server_of(e: &object_store::Error) -> Option<String> {
+fn server_of(e: &object_store::Error) -> Option<String> {
     causes::chain(e).find_map(|e| match e.downcast_ref::<At>() {
         Some(at) => Some(at.server.clone()),
         None => server_in(&e.to_string()),

@@ -280,7 +280,7 @@ impl Store {
             Err(TagFailure::Refused(Error::internal("no tags")))
         };
         let tagged = match tagged {
-            // A self without tags does not say that an object is missing.
+            // A store without tags does not say that an object is missing.
             Err(TagFailure::Refused(_)) if !self.exists(below)? => Err(TagFailure::Gone),
             tagged => tagged,
         };

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
 use http::header::{ACCEPT_ENCODING, IF_NONE_MATCH};
-use http::{HeaderValue, Method, Uri};
+use http::{HeaderValue, Method};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
@@ -115,14 +115,14 @@ impl LimitedClient {
         } else {
             &self.requests.writes
         };
-        // The permit lasts until the headers have come. A body that waits for its reader must not hold up a request
-        // that the reader waits for.
+        // The permit of a read lasts until the headers have come. A body that waits for its reader must not hold up a
+        // request that the reader waits for.
         let permit = limit.acquire().await;
         let (mut parts, body) = match request.body().content_length() {
             0 => {
                 let response = self.inner.execute(request).await;
-                let response = response.map_err(answers::without_vain_retries)?;
                 drop(permit);
+                let response = response.map_err(answers::without_vain_retries)?;
                 let status = response.status();
                 // Only the content of an object may have any length.
                 if is_content && !status.is_client_error() && !status.is_server_error() {
@@ -139,6 +139,7 @@ impl LimitedClient {
                     Some(limit) => tokio::time::timeout(limit, answer).await,
                     None => Ok(answer.await),
                 };
+                drop(permit);
                 answer.map_err(|e| HttpError::new(HttpErrorKind::Timeout, TimedOut(e)))??
             }
         };
@@ -169,15 +170,6 @@ fn time_to_send(read_timeout: Duration, bytes: usize) -> Duration {
 pub(super) struct At {
     pub(super) server: String,
     source: HttpError,
-}
-
-fn origin_of(uri: &Uri) -> String {
-    let scheme = uri.scheme_str().unwrap_or_default();
-    let host = uri.host().unwrap_or_default();
-    let port = uri
-        .port()
-        .map_or_else(String::new, |port| format!(":{port}"));
-    format!("{scheme}://{host}{port}")
 }
 
 /// The error of a request that took too long.
@@ -223,8 +215,7 @@ pub(super) async fn collect<E>(
 
 #[async_trait]
 impl HttpService for LimitedClient {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let mut request = request;
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let mut asked = Asked::by(&request);
         // The object_store crate completes without a condition. S3 takes headers that are not signed.
         if self.completes_if_free
@@ -241,11 +232,11 @@ impl HttpService for LimitedClient {
         let is_page = asked.kind == Kind::Page;
         let is_first = listing::begins(request.uri());
         let reads_object = asked.kind == Kind::Read && *request.method() == Method::GET;
-        let server = origin_of(request.uri());
-        let mut response = self
-            .send(asked, request)
-            .await
-            .map_err(|source| HttpError::new(source.kind(), At { server, source }))?;
+        let uri = request.uri().clone();
+        let mut response = self.send(asked, request).await.map_err(|source| {
+            let server = connect::server_of(&uri);
+            HttpError::new(source.kind(), At { server, source })
+        })?;
         self.requests.server.learn_server(response.headers());
         if reads_object {
             self.requests.server.note_tags(&mut response);

@@ -3,7 +3,7 @@
 //! A killed process leaves them behind. `gc` removes those that are older than a day.
 
 use super::Store;
-use super::errors::{no_conditions, refusal_in, server_of, store_error};
+use super::errors::{action_at, no_conditions, refusal_in, store_error};
 use super::small_objects::delete_one;
 use crate::base::random::random_word;
 use crate::error::{Error, Result};
@@ -99,9 +99,5 @@ pub(super) async fn conditional_write_error(
     if let Err(e) = delete_one(store, &below).await {
         tracing::debug!("a temporary object is left behind: {below}: {e}");
     }
-    let server = server_of(&e).unwrap_or_default();
-    refusal
-        .clone()
-        .of_condition()
-        .error(format!("{action} at {server}"))
+    refusal.clone().of_condition().error(action_at(action, &e))
 }

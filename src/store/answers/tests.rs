@@ -4,13 +4,7 @@ use super::*;
 use crate::error::Reason as R;
 use std::error::Error as _;
 
-const PLAIN: Asked = Asked {
-    kind: Write,
-    is_conditional: false,
-    has_checksum: false,
-    encrypts: false,
-    has_swift_token: false,
-};
+const PLAIN: Asked = Asked::plain(Write);
 const WRITE: Asked = Asked {
     is_conditional: true,
     has_checksum: true,
@@ -18,7 +12,7 @@ const WRITE: Asked = Asked {
 };
 
 fn of(kind: Kind) -> Asked {
-    Asked { kind, ..PLAIN }
+    Asked::plain(kind)
 }
 
 fn xml(code: &str, message: &str) -> Bytes {
@@ -297,7 +291,10 @@ fn a_header_is_blamed_only_if_the_store_names_it() {
 
 #[test]
 fn a_body_becomes_one_line() {
-    let said = |body: &str| words(body.as_bytes(), None);
+    let said = |body: &str| {
+        let error = error_in(body.as_bytes()).unwrap_or_default();
+        words(&error, &HeaderMap::new(), body.as_bytes())
+    };
     let error = "<?xml version=\"1.0\"?>\n<Error><Code>No</Code><Message>Not\nyou.</Message><Id>7</Id></Error>";
     assert_eq!(said(error), "No: Not you.");
     let sas = "<Error><Code>AuthenticationFailed</Code><Message>No.</Message><AuthenticationErrorDetail>Signature not valid in the specified time frame. String to sign used was r\nSECRET</AuthenticationErrorDetail></Error>";

@@ -115,12 +115,8 @@ impl ObjectRecord {
             )));
         }
         let payload = PutPayload::from(to_text(record)?);
-        match self
-            .store
-            .inner
-            .put_opts(&self.path, payload, mode.into())
-            .await
-        {
+        let written = self.store.inner.put_opts(&self.path, payload, mode.into());
+        match written.await {
             Ok(written) => Ok(Some(written)),
             Err(E::AlreadyExists { .. } | E::Precondition { .. }) => Ok(None),
             // The record was deleted meanwhile.

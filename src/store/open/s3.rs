@@ -230,7 +230,7 @@ impl Builder for AmazonS3Builder {
         builder = of_cloud(builder, Variants::from_env()?);
         let path_style = match path_style.last() {
             Some((key, value)) => flag(key, value)?,
-            // Whoever gives an endpoint and the crate's own setting has the bucket in the endpoint.
+            // If an endpoint is given, the crate's own setting means that the bucket is in it already.
             None if has_endpoint => return Ok(builder),
             None => !builder.is_set(Key::VirtualHostedStyleRequest),
         };

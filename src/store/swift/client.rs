@@ -3,7 +3,6 @@
 use super::Swift;
 use crate::base::percent::{encoded, encoded_path};
 use crate::base::retry::{Retryable, backoff};
-use crate::store::answers::words;
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
@@ -145,7 +144,7 @@ impl Swift {
             }
             let body = response.into_body().bytes().await.unwrap_or_default();
             let path = request.path.map(String::from).unwrap_or_default();
-            let text = words(&body, None);
+            let text = String::from_utf8_lossy(&body);
             let source = format!("the store answers {status}: {text}").into();
             return Err(match status {
                 StatusCode::NOT_FOUND => Error::NotFound { path, source },

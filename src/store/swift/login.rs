@@ -3,7 +3,7 @@
 use super::Swift;
 use super::client::{Request, failed, header_value, refused, text};
 use crate::error::Reason;
-use crate::store::answers::{Refusal, words};
+use crate::store::answers::Refusal;
 use chrono::{DateTime, Utc};
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -131,7 +131,7 @@ impl Swift {
         let (parts, body) = response.into_parts();
         let body = body.bytes().await.map_err(failed)?;
         if !parts.status.is_success() {
-            let text = words(&body, None);
+            let text = String::from_utf8_lossy(&body);
             return Err(failed(format!("log in at {url}: {}: {text}", parts.status)));
         }
         match login {
