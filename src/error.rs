@@ -4,7 +4,6 @@
 //! decides how an error is printed.
 
 use crate::base::printable;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,18 +19,9 @@ pub(crate) fn set_interrupted() {
 
 /// Why something failed. The names and codes are a contract (`docs/exit-codes.md`).
 #[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    Display,
-    IntoStaticStr,
-    JsonSchema,
-    Serialize,
-    VariantArray,
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Display, IntoStaticStr, Serialize, VariantArray,
 )]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Reason {
     /// The command line or an environment variable is invalid.
     Usage,

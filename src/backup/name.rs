@@ -5,7 +5,6 @@
 use crate::backup::codec::Compression;
 use crate::mvcc::Revision;
 use chrono::{DateTime, Utc};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
@@ -23,11 +22,11 @@ pub const ENCRYPTED: &str = ".age";
     PartialOrd,
     Ord,
     Hash,
-    JsonSchema,
     Serialize,
     strum::EnumString,
     strum::IntoStaticStr,
 )]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Kind {
     /// A full snapshot: etcd's database.
     Full,

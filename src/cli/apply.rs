@@ -14,12 +14,11 @@ use crate::etcd::diff::BackupKey;
 use crate::mvcc::KeyRange;
 use crate::objects::EncryptionKeys;
 use crate::ops::apply::{
-    Difference, DifferenceKind, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, Outcome, Status,
-    run,
+    AppliedState, Difference, DifferenceKind, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, run,
 };
 use crate::ops::options::StateOptions;
 use crate::ops::read::{Keys, deletion_advice};
-use crate::ops::report::Report;
+use crate::ops::report::{Report, Status};
 use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::set_aside::{Purpose, decide_again};
@@ -254,7 +253,7 @@ fn line(d: &Difference) -> String {
 }
 
 /// `time` is the moment that was asked for.
-fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
+fn to_text(o: &Report<AppliedState>, time: Option<DateTime<Utc>>) -> String {
     let mut text = Text::new();
     for skipped in &o.skipped {
         text.line(format_args!(

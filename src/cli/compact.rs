@@ -10,8 +10,8 @@ use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::Result;
-use crate::ops::compact::{Options, Outcome, Status, run};
-use crate::ops::report::Report;
+use crate::ops::compact::{Compacted, Options, run};
+use crate::ops::report::{Report, Status};
 use crate::telemetry::metrics::{CompactionFigures, Metrics, SavedSnapshot, SnapshotKind};
 use chrono::{DateTime, Utc};
 use clap::Args;
@@ -76,7 +76,7 @@ impl CompactArgs {
 }
 
 /// Records the metrics of a compaction.
-fn record(metrics: &Metrics, result: &Result<Report<Outcome>>, took: Duration) {
+fn record(metrics: &Metrics, result: &Result<Report<Compacted>>, took: Duration) {
     let Ok(o) = result else {
         metrics.snapshot_took(SnapshotKind::Full, took, false);
         return;
@@ -103,7 +103,7 @@ fn record(metrics: &Metrics, result: &Result<Report<Outcome>>, took: Duration) {
 }
 
 /// `time` is the moment that was asked for.
-fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
+fn to_text(o: &Report<Compacted>, time: Option<DateTime<Utc>>) -> String {
     let mut text = Text::new();
     let revision = o.revision;
     text.line(match (o.status, &o.snapshot) {
@@ -113,11 +113,11 @@ fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
                 o.base
             )
         }
-        (Status::Succeeded, Some(name)) if o.bytes_written == 0 => {
+        (_, Some(name)) if o.bytes_written == 0 => {
             format!("{name} already existed with the same content")
         }
-        (Status::Succeeded, Some(name)) => format!("wrote {name} ({})", size(o.bytes_written)),
-        (Status::Succeeded, None) => format!("would fold up to revision {revision}"),
+        (_, Some(name)) => format!("wrote {name} ({})", size(o.bytes_written)),
+        (_, None) => format!("would fold up to revision {revision}"),
     });
     if o.status == Status::Succeeded {
         text.from(&o.base, &o.deltas);

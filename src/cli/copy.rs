@@ -14,9 +14,9 @@ use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::ops::copy::plan::{CopyLimits, Encryption, Form, Selection};
 use crate::ops::copy::{
-    CopyStatus, ObjectOutcome, Options, Outcome, Status, WaitForFinal, follow, run,
+    CopiedBackup, CopiedObject, CopyStatus, Options, WaitForFinal, follow, run,
 };
-use crate::ops::report::Report;
+use crate::ops::report::{Report, Status};
 use crate::prefix::Context;
 use crate::prefix::snapshot_files::{Pattern, folder_error};
 use crate::store;
@@ -304,7 +304,7 @@ fn normalized(url: &str) -> String {
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<CopiedBackup>) -> String {
     let mut text = Text::new();
     let (to, copied) = (&o.to, o.copied);
     text.line(match o.status {
@@ -352,6 +352,6 @@ fn to_text(o: &Report<Outcome>) -> String {
 }
 
 /// Whether an object is listed even if it is not a dry run.
-fn is_always_shown(object: &ObjectOutcome) -> bool {
+fn is_always_shown(object: &CopiedObject) -> bool {
     object.decision == CopyStatus::Failed || object.reason == "BaseNotCopied"
 }

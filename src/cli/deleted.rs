@@ -17,7 +17,6 @@ use crate::ops::read::deleted::{Deleted, DeletedKey, Owner};
 use crate::ops::read::json::KeyJson;
 use crate::prefix::select::{At, StateRequest};
 use clap::Args;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::HashMap;
 
@@ -36,7 +35,7 @@ Examples:
       deltafold deleted configmaps -n shop --since 'yesterday 14:00' --until 'yesterday 18:00' \\
           --store s3://backups/etcd-main
 
---output json prints one object: deltafold schema deleted.")]
+--output json prints one object.")]
 pub(super) struct DeletedArgs {
     /// Begin of the span: a duration before now such as 2h, a time such as "yesterday 14:00", or a revision [default: all
     /// that the backup holds]
@@ -57,7 +56,8 @@ pub(super) struct DeletedArgs {
 }
 
 /// The fields before the list of deletions.
-#[derive(JsonSchema, Serialize)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Head<'a> {
     /// The revision of the first point; 0 if all deletions that the backup holds are listed.
     from_revision: Revision,
@@ -70,8 +70,9 @@ pub(super) struct Head<'a> {
 }
 
 /// A deleted key.
-#[derive(JsonSchema, Serialize)]
-#[schemars(rename = "Deleted")]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Deleted"))]
 pub(super) struct DeletedJson<'a> {
     #[serde(flatten)]
     key: KeyJson<'a>,

@@ -22,7 +22,6 @@ use crate::prefix::open::State;
 use crate::prefix::select::{At, StateRequest};
 use clap::Args;
 use clap::builder::Resettable;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsString;
 
@@ -52,7 +51,7 @@ Marks in the list:
   ~  the key was changed
   -  the key was deleted
 
---output json prints one object: deltafold schema diff.")]
+--output json prints one object.")]
 pub(super) struct DiffArgs {
     /// First point: a revision, or a time such as "yesterday 14:00"; see --time of `deltafold get`
     ///
@@ -86,7 +85,8 @@ pub(super) struct DiffArgs {
 }
 
 /// The fields before the list of changes.
-#[derive(JsonSchema, Serialize)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Head<'a> {
     /// The revision of the first point.
     from_revision: Revision,

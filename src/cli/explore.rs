@@ -9,7 +9,6 @@ use crate::base::Cancel;
 use crate::error::{Error, Result};
 use crate::explore::{Options, run};
 use clap::Args;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::PathBuf;
 use tokio::runtime::Handle;
@@ -50,8 +49,9 @@ pub(super) struct ExploreArgs {
 }
 
 /// The page that is served.
-#[derive(JsonSchema, Serialize)]
-#[schemars(rename = "Page")]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Page"))]
 pub(super) struct Page<'a> {
     /// Where it is served, with the token that opens it; with --token-file, `TOKEN` stands for it.
     address: &'a str,

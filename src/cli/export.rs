@@ -28,7 +28,7 @@ Examples:
   Export the ConfigMaps and Secrets of a namespace in a plain snapshot file:
       deltafold export cm,secret -n shop --snapshot snapshot.db
 
-The lines are the same with --output text and json: deltafold schema export. With --output json, a \
+The lines are the same with --output text and json. With --output json, a \
 failure is printed as the last line.")]
 pub(super) struct ExportArgs {
     #[command(flatten)]

@@ -13,10 +13,10 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::error::{Reason, Result};
 use crate::ops::gc::{
-    DEFAULT_LIMIT, Decision, Object, Options, Outcome, PolicyName, RemovalStatus, Rules, Status,
+    CleanedBackup, DEFAULT_LIMIT, Decision, Object, Options, PolicyName, RemovalStatus, Rules,
     Totals, run,
 };
-use crate::ops::report::Report;
+use crate::ops::report::{Report, Status};
 use crate::prefix::restorable::Restorable;
 use chrono::TimeDelta;
 use clap::Args;
@@ -117,7 +117,7 @@ impl GcArgs {
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<CleanedBackup>) -> String {
     let mut text = Text::new();
     add_counts(o, &mut text);
     text.block("\n");
@@ -132,7 +132,7 @@ fn to_text(o: &Report<Outcome>) -> String {
         _ => totals(&o.totals, o.dry_run),
     });
     if o.dry_run && o.status != Status::NothingToDo {
-        let also = match o.error.reason {
+        let also = match o.reason() {
             Some(Reason::WouldShrink) => " --allow-shrink",
             _ => "",
         };
@@ -183,7 +183,7 @@ fn totals(t: &Totals, dry_run: bool) -> String {
 }
 
 /// Adds a table with the number and size of the objects of each decision and reason.
-fn add_counts(o: &Outcome, text: &mut Text) {
+fn add_counts(o: &CleanedBackup, text: &mut Text) {
     let mut groups: BTreeMap<(Decision, &str), (u64, u64)> = BTreeMap::new();
     for x in &o.objects {
         let (objects, bytes) = groups.entry((x.decision, x.reason)).or_default();

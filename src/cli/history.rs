@@ -20,7 +20,6 @@ use crate::ops::read::json::{KeyJson, VersionJson};
 use crate::ops::read::{Keys, custom_resources};
 use crate::prefix::open::BackupLocation;
 use clap::Args;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 
@@ -50,7 +49,7 @@ Examples:
           --store s3://backups/etcd-main
 
 TIME is when the backup tool received the change. Versions that only a full snapshot has are shown without a \
-time. --output json prints one JSON object for each of these objects: deltafold schema history.")]
+time. --output json prints one JSON object for each of these objects.")]
 pub(super) struct HistoryArgs {
     /// Show the values of Secrets in the text, too
     #[arg(long, value_parser = yes_or_no)]
@@ -69,7 +68,8 @@ pub(super) struct HistoryArgs {
 }
 
 /// The fields before the list of versions.
-#[derive(JsonSchema, Serialize)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Head<'a> {
     #[serde(flatten)]
     name: KeyJson<'a>,
@@ -87,7 +87,8 @@ pub(super) struct Head<'a> {
 }
 
 /// A range of revisions with changes that are not recorded.
-#[derive(JsonSchema, Serialize)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Missing {
     /// The first revision of the range.
     first_revision: Revision,

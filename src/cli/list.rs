@@ -9,7 +9,7 @@ use crate::base::{Cancel, printable, shorten};
 use crate::error::Reason;
 use crate::ops::findings::Finding;
 use crate::ops::list::files::{self, ListedFile};
-use crate::ops::list::{ListedSnapshot, ListedTimeline, Options, Outcome, run};
+use crate::ops::list::{ListedBackup, ListedSnapshot, ListedTimeline, Options, run};
 use crate::ops::report::Report;
 use crate::prefix::restorable::Restorable;
 use clap::Args;
@@ -55,7 +55,7 @@ impl ListArgs {
     }
 }
 
-fn files_to_text(o: &Report<files::Outcome>) -> String {
+fn files_to_text(o: &Report<files::ListedFiles>) -> String {
     let is_deep = o.files.iter().any(|f| f.readable.is_some());
     let mut header = vec!["CREATED", "SIZE"];
     if is_deep {
@@ -88,7 +88,7 @@ fn files_to_text(o: &Report<files::Outcome>) -> String {
     text.end()
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<ListedBackup>) -> String {
     let mut text = Text::new();
     add_table(&o.snapshots, &o.restorable, &mut text);
     text.block("\n");

@@ -9,9 +9,9 @@ use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, byte_size, duration};
 use crate::ops::maintain::{
-    Decision, LockLease, MemberOutcome, Options, Outcome, Status, Upkeep, run,
+    Decision, LockLease, Maintained, MaintainedMember, Options, Upkeep, run,
 };
-use crate::ops::report::Report;
+use crate::ops::report::{Report, Status};
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
 
@@ -105,7 +105,7 @@ impl MaintainArgs {
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<Maintained>) -> String {
     let mut text = Text::new();
     let would = if o.dry_run { "would be " } else { "" };
     text.line(match o.status {
@@ -124,7 +124,7 @@ fn to_text(o: &Report<Outcome>) -> String {
     text.end()
 }
 
-fn member(m: &MemberOutcome, would: &str, dry_run: bool) -> String {
+fn member(m: &MaintainedMember, would: &str, dry_run: bool) -> String {
     let name = match m.name.as_str() {
         "" => &m.id,
         name => name,

@@ -34,7 +34,6 @@ mod pin;
 mod print;
 mod refusal;
 mod restore;
-mod schemas;
 mod signals;
 mod snapshot;
 mod status;
@@ -58,7 +57,6 @@ use format::Format;
 pub use get::table;
 pub use parse::check;
 use print::{fail, print_outcome, print_report, size};
-pub use schemas::{schema, schema_names};
 use signals::with_signals;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -126,7 +124,6 @@ enum Command {
     Controller(controller::ControllerArgs),
     Task(task::TaskArgs),
     CopyProgram(copy_program::CopyProgramArgs),
-    Schema(schemas::SchemaArgs),
     Version(version::VersionArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
@@ -300,7 +297,6 @@ fn run(cli: Cli, output: Output) -> Ended {
         Command::Controller(args) => with_signals(|cancel| args.run(cancel)).map(|()| None),
         Command::Task(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::CopyProgram(args) => args.run().map(|()| None),
-        Command::Schema(args) => args.run().map(|()| None),
         Command::Version(args) => args.run(output).map(|()| None),
         Command::Completions(args) => args.run().map(|()| None),
         Command::Man(args) => args.run().map(|()| None),
@@ -311,6 +307,8 @@ fn run(cli: Cli, output: Output) -> Ended {
     result
 }
 
+#[cfg(test)]
+mod schema_tests;
 #[cfg(test)]
 mod tests {
     use super::*;

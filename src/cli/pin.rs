@@ -5,9 +5,8 @@
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::ops::gc::Status;
-use crate::ops::gc::pin::{Options, Outcome, run};
-use crate::ops::report::Report;
+use crate::ops::gc::pin::{Options, PinnedChain, run};
+use crate::ops::report::{Report, Status};
 use clap::Args;
 
 /// Protect a chain from `deltafold gc`, or remove the protection
@@ -35,7 +34,7 @@ impl PinArgs {
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<PinnedChain>) -> String {
     let mut text = Text::new();
     let state = match (o.pinned, o.status) {
         (true, Status::NothingToDo) => "was already pinned; the pin keeps",

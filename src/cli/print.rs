@@ -9,10 +9,7 @@ use crate::base::printable;
 use crate::error::{Error, Reason};
 use crate::ops::report::Report;
 use crate::telemetry::logs;
-use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -36,18 +33,18 @@ pub(super) fn print_outcome<T: Serialize>(
 /// Prints the report of an operation like [`print_outcome`], and returns the failure that it contains.
 pub(super) fn print_report<T: Serialize>(
     output: Output,
-    mut report: Report<T>,
+    report: Report<T>,
     to_text: impl FnOnce(&Report<T>) -> String,
 ) -> Ended {
-    let failure = report.failure.take();
     logs::warn_of_others(&report.warnings);
     print_outcome(output, &report, to_text)?;
-    Ok(failure)
+    Ok(report.failure)
 }
 
 /// The JSON object of a failure. The fields are a contract.
-#[derive(JsonSchema, Serialize)]
-#[schemars(extend("oneOf" = codes()))]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("oneOf" = super::schema_tests::codes())))]
 pub(super) struct Failure {
     /// The result of the command.
     status: FailedStatus,
@@ -59,21 +56,9 @@ pub(super) struct Failure {
     message: String,
 }
 
-/// Returns one schema for each exit code: that code, with any of its reasons.
-pub(super) fn codes() -> Value {
-    let mut reasons: BTreeMap<u8, Vec<&str>> = BTreeMap::new();
-    for reason in Reason::ALL {
-        let of_code = reasons.entry(reason.exit_code()).or_default();
-        of_code.push(reason.as_str());
-    }
-    let pairs = reasons.iter().map(|(code, reasons)| {
-        json!({"properties": {"code": {"const": code}, "reason": {"enum": reasons}}})
-    });
-    pairs.collect()
-}
-
 /// The result of a command that failed.
-#[derive(JsonSchema, Serialize)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 enum FailedStatus {
     /// The command failed; the process ends with the code in `code`.
     Failed,

@@ -6,9 +6,9 @@ use super::store_access::FileArg;
 use super::text::{self, Text};
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::{Cancel, duration, plural, shorten};
-use crate::ops::report::Report;
+use crate::ops::report::{Report, Status};
 use crate::ops::restore::{
-    Action, CandidateStatus, Membership, NamedBackup, Options, Outcome, Status, run,
+    Action, CandidateStatus, Membership, NamedBackup, Options, Restored, run,
 };
 use crate::prefix::select::At;
 use chrono::{DateTime, Utc};
@@ -101,7 +101,7 @@ impl RestoreArgs {
 }
 
 /// `time` is the moment that was asked for.
-fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
+fn to_text(o: &Report<Restored>, time: Option<DateTime<Utc>>) -> String {
     let mut text = Text::new();
     let target = o.data_dir.as_ref().or(o.snapshot_file.as_ref());
     let target = target.cloned().unwrap_or_default();
@@ -111,9 +111,9 @@ fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
     };
     let (action, message) = (&o.decision.action, &o.decision.message);
     text.line(match (o.status, o.dry_run) {
-        (Status::NotNeeded, _) => format!("nothing to do: {message}"),
-        (Status::Succeeded, true) => format!("would {would} {target}"),
-        (Status::Succeeded, false) => format!("{did} {target} ({})", size(o.database_bytes)),
+        (Status::NothingToDo, _) => format!("nothing to do: {message}"),
+        (_, true) => format!("would {would} {target}"),
+        (_, false) => format!("{did} {target} ({})", size(o.database_bytes)),
     });
     if *action == Action::Restore && o.decision.reason != "Asked" {
         text.field("reason", format_args!("{message} [{}]", o.decision.reason));
@@ -187,7 +187,7 @@ fn to_text(o: &Report<Outcome>, time: Option<DateTime<Utc>>) -> String {
 }
 
 /// Adds what to run next: etcd on the data directory, or a restore from the snapshot file.
-fn add_next_steps(o: &Outcome, text: &mut Text) {
+fn add_next_steps(o: &Restored, text: &mut Text) {
     if o.revision != o.restored_revision {
         text.line("clients with older revisions get an error from etcd, and list everything again");
     }

@@ -16,11 +16,11 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::{Reason, Result};
-use crate::ops::report::Report;
+use crate::ops::report::{Report, Status};
 use crate::ops::schedule::Schedule;
 use crate::ops::snapshot::follow::{self, FollowOptions, follow};
 use crate::ops::snapshot::{
-    DeltaOptions, Hole, MetricsReporter, Outcome, SnapshotSettings, Status, delta, full, save,
+    DeltaOptions, Hole, MetricsReporter, SnapshotSettings, TakenSnapshots, delta, full, save,
 };
 use crate::prefix::Context;
 use crate::store;
@@ -220,7 +220,7 @@ struct SaveArgs {
 }
 
 impl SaveArgs {
-    fn save(&self, cancel: &Cancel) -> Result<Report<Outcome>> {
+    fn save(&self, cancel: &Cancel) -> Result<Report<TakenSnapshots>> {
         let settings = SnapshotSettings {
             connector: self.live.connector(cancel)?,
             compression: CompressionChoice::default(),
@@ -241,7 +241,7 @@ impl SaveArgs {
 const LOCK_DURATION: Duration = Duration::from_secs(15);
 
 impl FollowArgs {
-    fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<Report<follow::Outcome>> {
+    fn follow(&self, cancel: &Cancel, stop: &Cancel) -> Result<Report<follow::Followed>> {
         let options = FollowOptions {
             full_schedule: Some(Schedule::parse(&self.full_schedule, &self.time_zone)?),
             ..self.options.clone()
@@ -264,7 +264,7 @@ impl FollowArgs {
 
     /// Follows until a signal arrives. The first signal stops it in order; the second one, or
     /// --shutdown-timeout, cancels it.
-    fn with_signals(&self) -> Result<Report<follow::Outcome>> {
+    fn with_signals(&self) -> Result<Report<follow::Followed>> {
         let signals = end_signals()?;
         let (cancel, stop) = (Cancel::default(), Cancel::default());
         tokio::spawn(stop_then_cancel(
@@ -338,7 +338,7 @@ impl SnapshotArgs {
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<TakenSnapshots>) -> String {
     let mut text = Text::new();
     if o.status == Status::NothingToDo {
         text.line(format_args!(
@@ -372,7 +372,7 @@ fn to_text(o: &Report<Outcome>) -> String {
             format_args!("{endpoint}; {equal} of {all} with equal data"),
         );
     }
-    text.maybe("full", o.message.as_ref());
+    text.maybe("full", o.full_message.as_ref());
     if o.timeline_began {
         text.field("history", "this snapshot begins a new timeline");
     }
@@ -388,7 +388,7 @@ fn gap_text(gap: &Hole) -> String {
     )
 }
 
-fn follow_to_text(o: &Report<follow::Outcome>) -> String {
+fn follow_to_text(o: &Report<follow::Followed>) -> String {
     let mut text = Text::new();
     text.line(format_args!(
         "saved {} and {} ({}, {})",

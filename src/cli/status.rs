@@ -5,10 +5,10 @@
 use super::text::{self, Text};
 use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::base::{Cancel, duration};
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::Report;
-use crate::ops::status::{Options, Outcome, Status, Verification, of_nothing, run};
+use crate::ops::status::{BackupState, Options, Verdict, Verification, of_nothing, run};
 use crate::ops::verify::record::{RecordLevel, RecordResult};
 use crate::prefix::restorable::Restorable;
 use clap::Args;
@@ -48,7 +48,7 @@ impl StatusArgs {
         print_report(output, self.report(cancel)?, to_text)
     }
 
-    fn report(&self, cancel: &Cancel) -> Result<Report<Outcome>> {
+    fn report(&self, cancel: &Cancel) -> Result<Report<BackupState>> {
         match self.store.context(cancel) {
             // A local folder that is not there.
             Err(e) if e.reason() == Reason::NoSnapshots => {
@@ -59,15 +59,15 @@ impl StatusArgs {
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<BackupState>) -> String {
     // The longest label is "restorable".
     let mut text = Text::with_labels(10);
-    let verdict = match (&o.message, &o.newest) {
-        (Some(message), _) => message.clone(),
+    let verdict = match (o.failure.as_ref().map(Error::to_string), &o.newest) {
+        (Some(message), _) => message,
         (None, Some(newest)) => format!("the newest snapshot is {} old", ago(newest.age_seconds)),
         (None, None) => "nothing is wrong".to_owned(),
     };
-    text.line(format_args!("{}: {verdict}", o.status.as_str()));
+    text.line(format_args!("{}: {verdict}", o.verdict.as_str()));
     for finding in o.findings.iter().skip(1) {
         text.field(
             "also",
@@ -99,7 +99,7 @@ fn to_text(o: &Report<Outcome>) -> String {
         text.field("gaps", gaps);
     }
     match o.verifications.is_empty() {
-        true if o.status != Status::Empty && o.timeline.is_some() => {
+        true if o.verdict != Verdict::Empty && o.timeline.is_some() => {
             text.field("verified", "never, or not recorded");
         }
         _ => text.each("verified", o.verifications.iter().map(verification)),
@@ -162,7 +162,7 @@ fn verification(v: &Verification) -> String {
     format!("{result}: {level}{chains}{drill}, {when}{behind}")
 }
 
-fn size_of(o: &Outcome) -> String {
+fn size_of(o: &BackupState) -> String {
     let s = &o.size;
     let count = |n: u64, one: &str| match n {
         1 => format!("1 {one}"),

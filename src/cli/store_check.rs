@@ -6,8 +6,8 @@ use super::terminal::Style;
 use super::text::Text;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::ops::report::Report;
-use crate::ops::store_check::{Ability, AbilityState, Outcome, Status, run};
+use crate::ops::report::{Report, Status};
+use crate::ops::store_check::{Ability, AbilityState, CheckedStore, run};
 use clap::{Args, Subcommand};
 
 /// Work with a store itself, independent of its backups
@@ -76,7 +76,7 @@ fn state(state: AbilityState) -> &'static str {
     }
 }
 
-fn to_text(o: &Report<Outcome>) -> String {
+fn to_text(o: &Report<CheckedStore>) -> String {
     let mut text = Text::new();
     for check in &o.checks {
         let (label, state) = (label(check.ability), state(check.state));
@@ -87,8 +87,8 @@ fn to_text(o: &Report<Outcome>) -> String {
         }
     }
     let (style, can) = match o.status {
-        Status::Succeeded => (Style::Good, "can"),
         Status::Failed => (Style::Bad, "cannot"),
+        _ => (Style::Good, "can"),
     };
     let verdict = format!("deltafold {can} work");
     text.verdict(style, verdict, format_args!(" with {}", o.store));

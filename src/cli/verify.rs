@@ -15,8 +15,8 @@ use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::findings::{Finding, Severity};
-use crate::ops::report::Report;
-use crate::ops::verify::cluster::{Options, Outcome, run};
+use crate::ops::report::{Report, Status};
+use crate::ops::verify::cluster::{ComparedCluster, Options, run};
 use crate::ops::verify::{drill, file, store};
 use crate::prefix::Context;
 use crate::prefix::open::BackupLocation;
@@ -226,8 +226,8 @@ impl VerifyArgs {
     }
 }
 
-fn to_text(o: &Report<store::Outcome>) -> String {
-    use store::{Level, Status};
+fn to_text(o: &Report<store::VerifiedBackup>) -> String {
+    use store::Level;
     let mut text = Text::new();
     let level = match o.level {
         Level::Names => "by names",
@@ -240,8 +240,8 @@ fn to_text(o: &Report<store::Outcome>) -> String {
         "the newest chain"
     };
     let (style, status) = match o.status {
-        Status::Verified => (Style::Good, "verified"),
         Status::Failed => (Style::Bad, "failed"),
+        _ => (Style::Good, "verified"),
     };
     text.verdict(style, status, format_args!(": {chains}, {level}"));
     add_findings(&o.findings, &mut text);
@@ -281,8 +281,8 @@ fn to_text(o: &Report<store::Outcome>) -> String {
     text.end()
 }
 
-fn file_to_text(o: &Report<file::Outcome>) -> String {
-    use store::{Level, Status};
+fn file_to_text(o: &Report<file::VerifiedFile>) -> String {
+    use store::Level;
     let mut text = Text::new();
     let how = match o.level {
         Level::Names => "by its SHA-256",
@@ -290,8 +290,8 @@ fn file_to_text(o: &Report<file::Outcome>) -> String {
         Level::Fold => "every byte, and by a fold",
     };
     let (style, status) = match o.status {
-        Status::Verified => (Style::Good, "verified"),
         Status::Failed => (Style::Bad, "failed"),
+        _ => (Style::Good, "verified"),
     };
     text.verdict(style, status, format_args!(": {}, {how}", o.path));
     let hash = o.hash_kv.zip(o.live_keys);
@@ -311,7 +311,7 @@ fn file_to_text(o: &Report<file::Outcome>) -> String {
     text.end()
 }
 
-fn drill_text(d: &Report<drill::Outcome>) -> String {
+fn drill_text(d: &Report<drill::Drilled>) -> String {
     let result = if d.succeeded {
         "equals the backup, and accepts a write"
     } else {
@@ -351,7 +351,7 @@ fn add_findings(findings: &[Finding], text: &mut Text) {
     }
 }
 
-fn comparison_to_text(o: &Report<Outcome>) -> String {
+fn comparison_to_text(o: &Report<ComparedCluster>) -> String {
     let mut text = Text::new();
     let equal = ": the backup and the cluster have the same data at revision";
     text.verdict(Style::Good, "equal", format_args!("{equal} {}", o.revision));

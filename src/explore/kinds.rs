@@ -7,7 +7,6 @@ use crate::objects::Object;
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::key::ObjectKey;
 use crate::objects::resource::{DEFINITIONS, KeyNames, Resource};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,7 +15,8 @@ use std::ops::Range;
 pub(super) type KindId = u16;
 
 /// A kind.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Kind {
     /// The kind, such as `Deployment`; the resource if no definition names it.
     pub(super) kind: String,

@@ -3,6 +3,7 @@
 use crate::backup::retention::Periods;
 use crate::error::{Reason, Result};
 use crate::ops::gc::{self, PolicyName, Rules};
+use crate::ops::report::Report;
 use crate::ops::{list, status};
 use crate::prefix::open::BackupLocation;
 use chrono::TimeDelta;
@@ -14,9 +15,9 @@ use std::time::Duration;
 #[derive(Debug, Serialize)]
 pub(super) struct Overview {
     /// As `deltafold list --output json`.
-    listed: list::Outcome,
+    listed: list::ListedBackup,
     /// As `deltafold status --output json`.
-    status: status::Outcome,
+    status: Report<status::BackupState>,
 }
 
 /// Returns what `list` and `status` tell.
@@ -28,8 +29,8 @@ pub(super) fn overview(backup: &BackupLocation) -> Result<Overview> {
     let options = list::Options { deep: false };
     let limits = status::Options::default();
     Ok(Overview {
-        listed: list::run(ctx, options)?.outcome,
-        status: status::run(ctx, &limits)?.outcome,
+        listed: list::run(ctx, options)?.body,
+        status: status::run(ctx, &limits)?,
     })
 }
 
@@ -37,7 +38,7 @@ pub(super) fn overview(backup: &BackupLocation) -> Result<Overview> {
 ///
 /// # Errors
 /// `Usage` if the policy is none, or of a plain snapshot file; errors of the store.
-pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::Outcome> {
+pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::CleanedBackup> {
     if matches!(backup, BackupLocation::File(..)) {
         return Err(Reason::Usage.error("gc removes nothing from a plain snapshot file"));
     }
@@ -56,5 +57,5 @@ pub(super) fn removals(backup: &BackupLocation, policy: &str) -> Result<gc::Outc
         lock_lease: None,
         single_writer: false,
     };
-    Ok(gc::run(&backup.context().apart(), &options)?.outcome)
+    Ok(gc::run(&backup.context().apart(), &options)?.body)
 }

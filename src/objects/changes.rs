@@ -1,7 +1,6 @@
 //! What changed between two versions of an object, field by field, and who changed it.
 
 use super::Object;
-use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::{BTreeSet, HashSet};
@@ -19,7 +18,8 @@ const IGNORED: [&str; 3] = [
 ];
 
 /// A change of a field.
-#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FieldChange {
     /// The field, such as `spec.template.spec.containers[web].image`. An element of a list is named by its `name`,
     /// `type` or `key`, or by its index.
@@ -179,7 +179,8 @@ fn name_of(element: &Value) -> Option<String> {
 }
 
 /// What an Event object says of another object.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct EventNote {
     /// `Normal` or `Warning`.
     pub r#type: String,

@@ -7,7 +7,6 @@
 
 use super::PROTOBUF;
 use crate::base::protobuf::{Value, take_field};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
@@ -48,9 +47,10 @@ impl fmt::Display for EtcdPrefixes {
     }
 }
 
-/// An object of an API server. The fields are a contract: `deltafold schema get`.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-#[schemars(rename = "Object")]
+/// An object of an API server. The fields are a contract: docs/reference/schemas/get.json.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Object"))]
 pub struct ObjectKey<'a> {
     /// The API version, such as `apps/v1`; null if the value does not tell (deleted, encrypted).
     pub api_version: Option<Cow<'a, str>>,

@@ -11,8 +11,7 @@ use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, BackupKey, Batches, Diff, KeyDifference, LiveKey, Write};
 use crate::mvcc::{KeyRange, Revision};
 use crate::ops::read::json::text_or_base64;
-use crate::ops::report::{FailureFields, Report, ReportBuilder};
-use schemars::JsonSchema;
+use crate::ops::report::{Report, ReportBuilder};
 use serde::Serialize;
 use std::collections::VecDeque;
 
@@ -43,21 +42,10 @@ pub struct Options {
     pub max_request_bytes: usize,
 }
 
-/// The status of `apply`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// All differences are written (or would be, in a dry run).
-    Succeeded,
-    /// There are no differences to write.
-    NothingToDo,
-    /// Not all differences are written: the other fields tell which ones are.
-    #[default]
-    Failed,
-}
-
 /// What is done with a key that differs (in a dry run: would be).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-#[schemars(rename = "Verb")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Verb"))]
 #[serde(rename_all = "lowercase")]
 pub enum DifferenceKind {
     /// The live etcd lacks it.
@@ -71,7 +59,8 @@ pub enum DifferenceKind {
 }
 
 /// A key in an outcome: as text, or in base64 if it is not UTF-8.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct KeyName {
     /// The key, if it is UTF-8; else null.
     pub key: Option<String>,
@@ -90,7 +79,8 @@ impl From<&[u8]> for KeyName {
 }
 
 /// A key that differs.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Difference {
     /// `create`: the live etcd lacks it. `update`: the live etcd has another value. `delete`: the
     /// backup lacks it, and it is deleted. `leave`: the backup lacks it, and it is kept.
@@ -107,7 +97,8 @@ pub struct Difference {
 }
 
 /// A key that was not written.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Skipped {
     /// The key.
     #[serde(flatten)]
@@ -123,14 +114,10 @@ pub struct Skipped {
     pub message: String,
 }
 
-/// The result of `apply`. The fields are a contract: `deltafold schema apply`.
-#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Whether all differences are written.
-    pub status: Status,
-    /// The error, if it failed.
-    #[serde(flatten)]
-    pub error: FailureFields,
+/// The result of `apply`. The fields are a contract: docs/reference/schemas/apply.json.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct AppliedState {
     /// Whether this was a dry run, without `--execute`.
     pub dry_run: bool,
     /// The revision of the backup that was compared.
@@ -191,7 +178,7 @@ pub fn run(
     backup_keys: impl FnOnce(&mut dyn FnMut(BackupKey<'_>) -> Result<()>) -> Result<()>,
     on_difference: &mut dyn FnMut(&Difference) -> Result<()>,
     advice: impl FnOnce(KeyRange) -> Result<String>,
-) -> Report<Outcome> {
+) -> Report<AppliedState> {
     let mut clock = ReportBuilder::start();
     let mut applier = Applier {
         client: client.clone(),
@@ -199,10 +186,10 @@ pub fn run(
         options,
         on_difference,
         batches: Batches::new(options.max_txn_ops, options.max_request_bytes),
-        outcome: Outcome {
+        outcome: AppliedState {
             dry_run: !options.execute,
             revision: options.revision,
-            ..Outcome::default()
+            ..AppliedState::default()
         },
         beside: None,
         unseen: options.parts.iter().collect(),
@@ -210,16 +197,9 @@ pub fn run(
     let compared = applier.compare(backup_keys);
     clock.warnings.extend(applier.beside_warning());
     let unseen = compared.and_then(|()| applier.unseen_error(advice)).err();
-    let mut outcome = applier.outcome;
+    let outcome = applier.outcome;
     let error = unseen.or_else(|| outcome.unwritten());
-    outcome.status = match &error {
-        Some(_) => Status::Failed,
-        None if outcome.to_create + outcome.to_update + outcome.to_delete == 0 => {
-            Status::NothingToDo
-        }
-        None => Status::Succeeded,
-    };
-    outcome.error = FailureFields::from(&error);
+    let differ = outcome.to_create + outcome.to_update + outcome.to_delete;
     if outcome.leases_detached > 0 {
         clock.warnings.push(format!(
             "{} had a lease in the backup and {} put without one: {}",
@@ -236,7 +216,7 @@ pub fn run(
             )
         ));
     }
-    clock.report_with(outcome, error)
+    clock.ended(outcome, differ > 0, error)
 }
 
 /// Compares the keys, and writes the differences.
@@ -246,7 +226,7 @@ struct Applier<'a> {
     options: &'a Options,
     on_difference: &'a mut dyn FnMut(&Difference) -> Result<()>,
     batches: Batches,
-    outcome: Outcome,
+    outcome: AppliedState,
     /// The first key to delete that only begins like its prefix, the prefix, and how many such keys there are.
     beside: Option<(Vec<u8>, Vec<u8>, u64)>,
     /// The parts with no key in the backup or in etcd so far.
@@ -428,7 +408,7 @@ impl Applier<'_> {
     }
 }
 
-impl Outcome {
+impl AppliedState {
     fn count_written(&mut self, batch: &[Write], revision: i64) {
         self.transactions += 1;
         self.first_revision.get_or_insert(revision);

@@ -70,20 +70,10 @@ impl Options {
     }
 }
 
-/// The status of a compaction that did not fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// A new full was written (or would be, in a dry run).
-    Succeeded,
-    /// No snapshot is newer than the base.
-    NothingToDo,
-}
-
-/// The result of a compaction. The fields are a contract: `deltafold schema compact`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Whether anything was newer than the base.
-    pub status: Status,
+/// The result of a compaction. The fields are a contract: docs/reference/schemas/compact.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Compacted {
     /// The name, without its folder, of the full snapshot that now holds `revision`: the new one, or
     /// the base if there was nothing to do. null in a dry run that would fold.
     pub snapshot: Option<String>,
@@ -124,7 +114,7 @@ pub struct Outcome {
 /// # Errors
 /// Fails with any reason except `Usage`. After a failure, the backup is unchanged, except perhaps for an
 /// unfinished upload.
-pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<Compacted>> {
     let clock = ReportBuilder::start();
     decide_again([ctx], Purpose::Restore, || {
         Compaction {
@@ -147,7 +137,7 @@ struct Compaction<'a> {
 }
 
 impl Compaction<'_> {
-    fn run(mut self) -> Result<Report<Outcome>> {
+    fn run(mut self) -> Result<Report<Compacted>> {
         let scan = scan(self.ctx, Depth::Doubtful)?;
         let request = &self.options.state.request();
         let source = if self.options.dry_run {
@@ -217,17 +207,16 @@ impl Compaction<'_> {
     }
 
     /// Returns the report if no snapshot is newer than the base.
-    fn nothing_to_do(mut self, source: &State) -> Result<Report<Outcome>> {
+    fn nothing_to_do(mut self, source: &State) -> Result<Report<Compacted>> {
         let hash = source.hash_of_base(self.ctx)?;
         let compression = self.newest_name(source)?.compression.into();
         let mut outcome = self.outcome(source, compression);
-        outcome.status = Status::NothingToDo;
         outcome.snapshot = Some(source.base_name());
         outcome.events = Some(0);
         self.add_hash(&mut outcome, &hash);
         // An earlier run may have failed to renew the Leases.
         self.renew_leases(News::default());
-        Ok(self.clock.report(outcome))
+        Ok(self.clock.ended(outcome, false, None))
     }
 
     fn renew_leases(&mut self, news: News) {
@@ -269,9 +258,8 @@ impl Compaction<'_> {
     }
 
     /// Returns an outcome before anything is written.
-    fn outcome(&self, source: &State, encoding: codec::Encoding) -> Outcome {
-        Outcome {
-            status: Status::Succeeded,
+    fn outcome(&self, source: &State, encoding: codec::Encoding) -> Compacted {
+        Compacted {
             snapshot: None,
             base: source.base_name(),
             deltas: source.deltas().map(|s| s.name.to_string()).collect(),
@@ -290,7 +278,7 @@ impl Compaction<'_> {
     }
 
     /// Adds the HashKV, the live keys and the compacted revision to an outcome.
-    fn add_hash(&self, outcome: &mut Outcome, hash: &HashKv) {
+    fn add_hash(&self, outcome: &mut Compacted, hash: &HashKv) {
         outcome.hash_kv = Some(hash.hash);
         outcome.live_keys = Some(hash.live_keys);
         outcome.compact_revision = Some(hash.compact_revision);

@@ -1,7 +1,6 @@
 //! The findings about a backup: what is wrong or worth knowing, where, and what helps. `list`, `status` and `verify`
 //! share them; `explore` shows them.
 
-use super::report::reasons_and;
 use crate::backup::chain;
 use crate::backup::timeline::{Timeline, overlaps};
 use crate::backup::{Catalog, Snapshot};
@@ -10,11 +9,11 @@ use crate::error::{Error, Reason};
 use crate::mvcc::Revision;
 use crate::prefix::Context;
 use crate::prefix::scan::{Scan, TAGS_UNREADABLE};
-use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Whether something is wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// It is wrong.
@@ -24,6 +23,7 @@ pub enum Severity {
 }
 
 /// The reasons of notes. Errors have the reasons of exit-codes.md.
+#[cfg(test)]
 const NOTES: [&str; 17] = [
     "DrillSkipped",
     "Excluded",
@@ -45,7 +45,8 @@ const NOTES: [&str; 17] = [
 ];
 
 /// Something that is wrong with a backup, or worth knowing.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Finding {
     /// `error`: it is wrong. `note`: it is worth knowing.
     pub severity: Severity,
@@ -61,7 +62,7 @@ pub struct Finding {
     /// `TimelineRecordUnreadable` (a record in `deltafold-timelines/` cannot be read), `TimelinesUnverified` (only the
     /// contents show whether the history forked), `TooManyTimelines` (more than 100 histories contradict each other:
     /// these snapshots are on no timeline).
-    #[schemars(extend("enum" = reasons_and(&NOTES)))]
+    #[cfg_attr(test, schemars(extend("enum" = super::report::reasons_and(&NOTES))))]
     pub reason: &'static str,
     /// What it is. Human-readable: the text may change.
     pub message: String,

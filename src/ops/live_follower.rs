@@ -9,7 +9,6 @@ use crate::ops::snapshot::follow::LOCK;
 use crate::store::Store;
 use crate::store::lock::Lock;
 use chrono::{DateTime, TimeDelta, Utc};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -17,7 +16,8 @@ use std::time::Duration;
 const MAX_AGE: TimeDelta = TimeDelta::minutes(1);
 
 /// A follower that works on the prefix.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LiveFollower {
     /// Its Pod or machine, and its process ID.
     pub holder: String,

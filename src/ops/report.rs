@@ -1,73 +1,98 @@
-//! Reports of operations: the outcome, and the fields that all reports have in common.
+//! Reports of operations: a status, a body, and the fields that all reports have in common.
 //!
-//! An operation starts a [`ReportBuilder`], adds warnings to it, and ends it with its outcome. Nothing is
+//! An operation starts a [`ReportBuilder`], adds warnings to it, and ends it with its body. Nothing is
 //! printed here: `cli` prints the report.
 
 use crate::error::{Error, Reason};
 use crate::telemetry::logs;
 use crate::telemetry::memory::peak_memory_bytes;
-use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
-/// The report of an operation. As JSON it is one object that has the outcome's fields and the fields below.
-#[derive(Debug, JsonSchema, Serialize)]
-pub struct Report<T> {
-    /// The outcome of the operation.
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub enum Status {
+    /// Something was done; in a dry run, it would be.
+    Succeeded,
+    /// Nothing had to be done.
+    NothingToDo,
+    /// It failed; the other fields tell what was done before.
+    Failed,
+}
+
+/// The report of an operation. As JSON it is one object that has the body's fields and the fields below.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Report<B> {
+    /// How the operation ended.
+    pub status: Status,
+    /// The failure, if there is one.
+    #[serde(flatten, serialize_with = "failure_fields")]
+    #[cfg_attr(test, schemars(with = "FailureFields"))]
+    pub failure: Option<Error>,
+    /// What the operation found and did.
     #[serde(flatten)]
-    pub outcome: T,
+    pub body: B,
     /// The duration of the operation, in seconds.
     pub seconds: f64,
     /// The peak resident memory in bytes. null if the system does not report it.
     pub peak_memory_bytes: Option<u64>,
     /// Warnings, as human-readable text.
     pub warnings: Vec<String>,
-    /// The failure that the outcome describes, if there is one.
-    #[serde(skip)]
-    pub failure: Option<Error>,
 }
 
-impl<T> Deref for Report<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.outcome
+impl<B> Report<B> {
+    /// Returns the reason of the failure, if there is one.
+    pub fn reason(&self) -> Option<Reason> {
+        self.failure.as_ref().map(Error::reason)
     }
 }
 
-impl<T> DerefMut for Report<T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.outcome
+impl<B> Deref for Report<B> {
+    type Target = B;
+
+    fn deref(&self) -> &B {
+        &self.body
     }
 }
 
-/// The failure of an operation that can fail midway, as fields of its outcome. All fields are `None` if it did
-/// not fail.
-#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
-#[schemars(rename = "Failed")]
-pub struct FailureFields {
-    /// The exit code of the failure; null if the operation did not fail.
-    pub code: Option<u8>,
+impl<B> DerefMut for Report<B> {
+    fn deref_mut(&mut self) -> &mut B {
+        &mut self.body
+    }
+}
+
+/// The failure of an operation, as fields of its report.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Failed"))]
+struct FailureFields {
+    /// The process's exit code; 0 if the operation did not fail.
+    code: u8,
     /// The reason of the failure, see exit-codes.md; null if the operation did not fail. If several snapshots
     /// failed for different reasons, this is the most urgent one: reasons that need a person come first, and
     /// damage comes before conflicts, conflicts before the rest.
-    pub reason: Option<Reason>,
-    /// The message of the failure; null if the operation did not fail.
-    pub message: Option<String>,
+    reason: Option<Reason>,
+    /// The message of the failure. Human-readable: the text may change. null if the operation did not fail.
+    message: Option<String>,
 }
 
-impl From<&Option<Error>> for FailureFields {
-    fn from(failure: &Option<Error>) -> Self {
-        FailureFields {
-            code: failure.as_ref().map(|e| e.reason().exit_code()),
-            reason: failure.as_ref().map(Error::reason),
-            message: failure.as_ref().map(Error::to_string),
-        }
-    }
+fn failure_fields<S: Serializer>(
+    failure: &Option<Error>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let fields = FailureFields {
+        code: failure.as_ref().map_or(0, |e| e.reason().exit_code()),
+        reason: failure.as_ref().map(Error::reason),
+        message: failure.as_ref().map(Error::to_string),
+    };
+    fields.serialize(serializer)
 }
 
 /// Returns all values that a field with a reason can have, for its schema: `own`, and then every [`Reason`].
+#[cfg(test)]
 pub(super) fn reasons_and(own: &[&'static str]) -> Vec<&'static str> {
     let all = Reason::ALL.iter().map(|r| r.as_str());
     own.iter().copied().chain(all).collect()
@@ -97,19 +122,24 @@ impl ReportBuilder {
         self.warnings.push(message);
     }
 
-    /// Builds the report of an operation that did not fail.
-    pub fn report<T>(self, outcome: T) -> Report<T> {
-        self.report_with(outcome, None)
+    /// Builds the report of an operation that did something.
+    pub fn report<B>(self, body: B) -> Report<B> {
+        self.ended(body, true, None)
     }
 
-    /// Builds the report of an operation that may have failed midway.
-    pub fn report_with<T>(self, outcome: T, failure: Option<Error>) -> Report<T> {
+    /// Builds the report of an operation that may have done nothing, or failed midway.
+    pub fn ended<B>(self, body: B, did_something: bool, failure: Option<Error>) -> Report<B> {
         Report {
-            outcome,
+            status: match (&failure, did_something) {
+                (Some(_), _) => Status::Failed,
+                (None, true) => Status::Succeeded,
+                (None, false) => Status::NothingToDo,
+            },
+            failure,
+            body,
             seconds: self.started.elapsed().as_secs_f64(),
             peak_memory_bytes: peak_memory_bytes(),
             warnings: self.warnings,
-            failure,
         }
     }
 }

@@ -3,14 +3,13 @@
 //! Works below the staging folder and with a lock of its own, and removes both. If a setting may mend what fails, the
 //! round is made again with it, so that all settings are known in the end.
 
-use super::report::{FailureFields, Report, ReportBuilder};
+use super::report::{Report, ReportBuilder};
 use crate::backup::catalog::{V1, V2};
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
 use crate::store::lock::{LOCKS, Lock, Wait};
 use crate::store::staging::{STAGING, temporary_path};
 use crate::store::{Published, Store, Upload, Versioning};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -20,23 +19,10 @@ const TWO_PARTS: u64 = (8 << 20) + 1;
 /// What makes a store read an object by ranges, in bytes.
 const BY_RANGES: u64 = 16 << 20;
 
-/// The status of a store check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// deltafold can work in this store.
-    Succeeded,
-    /// A step failed without which deltafold cannot work.
-    Failed,
-}
-
-/// The result of a store check. The fields are a contract: `deltafold schema store-check`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Whether deltafold can work in the store.
-    pub status: Status,
-    /// The error, if it failed.
-    #[serde(flatten)]
-    pub error: FailureFields,
+/// The result of a store check. The fields are a contract: docs/reference/schemas/store-check.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct CheckedStore {
     /// The store's URL, without secrets.
     pub store: String,
     /// The steps, in their order, with the settings that were given.
@@ -46,7 +32,8 @@ pub struct Outcome {
 }
 
 /// A step of the round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Ability {
     /// The prefix can be listed.
     List,
@@ -73,8 +60,9 @@ pub enum Ability {
 }
 
 /// The result of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-#[schemars(rename = "State")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "State"))]
 pub enum AbilityState {
     /// It worked.
     Works,
@@ -87,7 +75,8 @@ pub enum AbilityState {
 }
 
 /// A step and its result.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Check {
     /// The step.
     pub ability: Ability,
@@ -104,7 +93,7 @@ pub struct Check {
 /// # Errors
 /// Fails with the errors of a listing, such as `StoreUnreachable`, `PermissionDenied`, `Unauthenticated`, or
 /// `NoSnapshots` if the bucket does not exist; with `Terminated`. Later failures are in the report.
-pub fn run(open: impl Fn(&[(&str, &str)]) -> Result<Store>) -> Result<Report<Outcome>> {
+pub fn run(open: impl Fn(&[(&str, &str)]) -> Result<Store>) -> Result<Report<CheckedStore>> {
     let clock = ReportBuilder::start();
     let store = open(&[])?;
     let first = Round::go(&store)?;
@@ -131,17 +120,12 @@ pub fn run(open: impl Fn(&[(&str, &str)]) -> Result<Store>) -> Result<Report<Out
             store.url()
         ))
     });
-    let outcome = Outcome {
-        status: match error {
-            None => Status::Succeeded,
-            Some(_) => Status::Failed,
-        },
-        error: FailureFields::from(&error),
+    let outcome = CheckedStore {
         store: store.url().to_owned(),
         checks: first.checks,
         settings: settings.into_iter().map(str::to_owned).collect(),
     };
-    Ok(clock.report_with(outcome, error))
+    Ok(clock.ended(outcome, true, error))
 }
 
 fn wrong(what: &str) -> Error {

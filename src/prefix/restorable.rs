@@ -12,7 +12,6 @@ use crate::mvcc::Revision;
 use crate::prefix::Context;
 use crate::prefix::contents::Contents;
 use chrono::{DateTime, Utc};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
@@ -25,7 +24,8 @@ const MAX_STORED_BYTES: u64 = 64 << 20;
 const MAX_DATABASE_BYTES: u64 = 1 << 30;
 
 /// A range of revisions that can be restored.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Restorable {
     /// The timeline's ID.
     pub timeline: String,

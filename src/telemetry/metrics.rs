@@ -245,7 +245,7 @@ metrics! {
     not_copied: OnceKnown<Int> = plain("copy_failed_snapshots", "Snapshots that should be in the other store but could not be copied, as of the last listing");
     in_step: OnceKnown<Float> = seconds("copy_complete_timestamp", "Unix time when the other store was last known to be complete");
     verify_errors: OnceKnown<Int> = plain("verify_errors", "Findings that made the last verification fail, 0 if it succeeded");
-    verify_findings: Family<Labels<1>, Int> = plain("verify_findings", "Findings of the last verification, by the reason of deltafold schema verify");
+    verify_findings: Family<Labels<1>, Int> = plain("verify_findings", "Findings of the last verification, by their reason");
     verify_snapshots: OnceKnown<Int> = plain("verify_snapshots", "Snapshots read by the last verification");
     verify_read: OnceKnown<Int> = bytes("verify_read", "Bytes read from the store by the last verification");
     verify_newest: OnceKnown<Float> = seconds("verify_newest_snapshot_timestamp", "Unix time of the newest snapshot, by its name");

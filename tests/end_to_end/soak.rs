@@ -239,7 +239,7 @@ fn soak(seed: u64, length: Duration) {
         .envs(minio.env());
     let (code, json, log) = run_json(&mut verify);
     assert_eq!(
-        (code, &json["status"]),
+        (code, &json["verdict"]),
         (0, &"Equal".into()),
         "{json}\n{log}"
     );

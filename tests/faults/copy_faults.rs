@@ -12,8 +12,8 @@ use crate::support::{self};
 use deltafold::Reason;
 use deltafold::backup::Catalog;
 use deltafold::ops::copy::plan::{Encryption, Form, Selection};
-use deltafold::ops::copy::{CopyStatus, Options, Outcome, Status, run};
-use deltafold::ops::report::Report;
+use deltafold::ops::copy::{CopiedBackup, CopyStatus, Options, run};
+use deltafold::ops::report::{Report, Status};
 use deltafold::prefix::Context;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{Keys, Store};
@@ -154,7 +154,7 @@ impl<'r> Sides<'r> {
         }
     }
 
-    pub fn run(&self, options: &Options) -> deltafold::Result<Report<Outcome>> {
+    pub fn run(&self, options: &Options) -> deltafold::Result<Report<CopiedBackup>> {
         let shown = self.target.watched(&self.to, self.useless);
         let one = |store: Store| store.with_requests(options.parallel);
         let from = one(self.source.store(self.rt, &self.from, ExcludeTags::none()));
@@ -233,7 +233,10 @@ fn every_call_fails(
             strikes[side].push(strike.planned);
             let struck = Sides::new(&rt, &source, &target, strikes);
             let (reason, message) = match &struck.run(&options) {
-                Ok(o) => (o.error.reason, o.error.message.clone().unwrap_or_default()),
+                Ok(o) => (
+                    o.reason(),
+                    o.failure.as_ref().map(Error::to_string).unwrap_or_default(),
+                ),
                 Err(e) => (Some(e.reason()), e.to_string()),
             };
             if let Some(reason) = reason {
@@ -251,7 +254,7 @@ fn every_call_fails(
             let again = Sides::new(&rt, &source, &target, Default::default());
             let o = again.run(&options);
             let o = o.unwrap_or_else(|e| panic!("{what}, then {e}"));
-            assert_eq!(o.error.reason, None, "{what}, then {:?}", o.error.message);
+            assert_eq!(o.reason(), None, "{what}, then {:?}", o.failure);
             let now = target.objects(&rt);
             assert_eq!(paths(&now), paths(&all), "{what}, then a rerun");
             assert!(now == all, "{what}: contents differ");
@@ -338,7 +341,7 @@ fn a_source_that_is_cleared_meanwhile() {
             }
         });
         let o = sides.run(&options(Form::default())).unwrap();
-        assert_eq!(o.error.reason, None, "{nth}: {:?}", o.error.message);
+        assert_eq!(o.reason(), None, "{nth}: {:?}", o.failure);
         assert!(o.rounds >= 2, "{nth}: {}", o.rounds);
         assert!(target.paths().contains(&new), "{nth}: {:?}", target.paths());
     }
@@ -361,12 +364,7 @@ fn a_panic_is_a_failure_of_one_snapshot() {
     let o = ended
         .recv_timeout(Duration::from_secs(120))
         .expect("it waits for a thread that died");
-    assert_eq!(
-        o.error.reason,
-        Some(Reason::Internal),
-        "{:?}",
-        o.error.message
-    );
+    assert_eq!(o.reason(), Some(Reason::Internal), "{:?}", o.failure);
     assert_eq!(o.failed, 1);
     assert!(o.copied > 0);
 }
@@ -404,10 +402,18 @@ fn a_damaged_source() {
         let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
         let sides = Sides::new(&rt, &source, &target, Default::default());
         let o = sides.run(&options(Form::default())).unwrap();
-        assert_eq!(o.error.reason, Some(Reason::CorruptSnapshot), "{damaged}");
-        assert_eq!((o.error.code, o.failed), (Some(65), 1), "{damaged}");
+        assert_eq!(o.reason(), Some(Reason::CorruptSnapshot), "{damaged}");
+        assert_eq!(
+            (o.reason(), o.failed),
+            (Some(Reason::CorruptSnapshot), 1),
+            "{damaged}"
+        );
         assert!(
-            o.error.message.as_ref().unwrap().contains(damaged.as_str()),
+            o.failure
+                .as_ref()
+                .unwrap()
+                .to_string()
+                .contains(damaged.as_str()),
             "{damaged}"
         );
         let there = target.objects(&rt);
@@ -450,7 +456,7 @@ fn a_chain_that_waits_for_a_damaged_full() {
     let (o, there) = ended
         .recv_timeout(Duration::from_secs(120))
         .expect("it waits for what never comes");
-    assert_eq!(o.error.reason, Some(Reason::CorruptSnapshot));
+    assert_eq!(o.reason(), Some(Reason::CorruptSnapshot));
     let of_base = o.objects.iter().filter(|x| x.reason == "BaseNotCopied");
     assert_eq!((o.failed, of_base.count()), (1, 12));
     assert_eq!(there, [""; 0]);
@@ -468,12 +474,7 @@ fn conditions_that_are_ignored() {
     let mut sides = Sides::new(&rt, &source, &target, Default::default());
     sides.to = sides.to.that_ignores_conditions();
     let o = sides.run(&options(Form::default())).unwrap();
-    assert_eq!(
-        o.error.reason,
-        Some(Reason::TargetExists),
-        "{:?}",
-        o.error.message
-    );
+    assert_eq!(o.reason(), Some(Reason::TargetExists), "{:?}", o.failure);
     assert_eq!(target.objects(&rt)[&taken], b"another's");
 }
 
@@ -498,12 +499,12 @@ fn taken_meanwhile(objects: &Objects, form: Form, keys: &Keys, theirs: &[u8]) ->
     let o = sides.run(&options(form)).unwrap();
     assert_eq!(target.objects(&rt)[&path], theirs);
     let last = o.objects.iter().find(|x| x.path == LAST_FULL).unwrap();
-    let expected = match o.error.reason {
+    let expected = match o.reason() {
         Some(_) => CopyStatus::Failed,
         None => CopyStatus::Kept,
     };
     assert_eq!(last.decision, expected);
-    o.error.reason
+    o.reason()
 }
 
 /// The last full of [`small`].
@@ -559,7 +560,7 @@ fn several_copy_at_once() {
                     .collect();
                 for copy in copies {
                     let o = copy.join().unwrap();
-                    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
+                    assert_eq!(o.reason(), None, "{:?}", o.failure);
                 }
             });
             assert!(target.objects(&rt) == objects, "{:?}", target.paths());

@@ -8,7 +8,7 @@ use crate::support::orphan_deltas::without_full;
 use crate::support::place::Place;
 use deltafold::Reason;
 use deltafold::ops::copy::plan::Form;
-use deltafold::ops::copy::{Options, Outcome};
+use deltafold::ops::copy::{CopiedBackup, Options};
 use deltafold::ops::report::Report;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -49,7 +49,7 @@ fn large_plan<T: Clone + Default + Send + 'static>(
     named: usize,
     fault: Fault,
     meanwhile: impl Fn(&Place) -> T + Send + 'static,
-) -> (Report<Outcome>, Place, T) {
+) -> (Report<CopiedBackup>, Place, T) {
     let (source, target) = (Place::memory(&wide()), Place::memory(&Objects::new()));
     let strike = at(Call::Put, named, fault);
     let mut sides = Sides::new(rt, &source, &target, [Vec::new(), vec![strike]]);
@@ -89,7 +89,7 @@ fn names_of_a_large_plan_wait_for_their_full() {
         gap(&place.paths())
     });
     assert_eq!(seen, (0, 0));
-    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
+    assert_eq!(o.reason(), None, "{:?}", o.failure);
     assert!(target.objects(&rt) == wide());
 }
 
@@ -104,7 +104,7 @@ fn names_of_a_large_plan_go_side_by_side() {
         (goes_on, beside(place))
     });
     assert_eq!(seen, (true, (1, AT_ONCE - 1)));
-    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
+    assert_eq!(o.reason(), None, "{:?}", o.failure);
     assert!(target.objects(&rt) == wide());
 }
 
@@ -115,10 +115,10 @@ fn a_failure_in_the_middle_of_a_large_plan() {
     let (o, target, goes_on) = large_plan(&rt, 20, Fault::DeniedMeanwhile, others_are_named);
     assert!(goes_on);
     assert_eq!(
-        o.error.reason,
+        o.reason(),
         Some(Reason::PermissionDenied),
         "{:?}",
-        o.error.message
+        o.failure
     );
     assert_eq!(o.failed, 1);
     assert_eq!(beside(&target), (1, AT_ONCE - 1));
@@ -130,7 +130,7 @@ fn a_failure_in_the_middle_of_a_large_plan() {
     let mut again = Sides::new(&rt, &source, &target, Default::default());
     again.useless = without_full;
     let o = again.run(&options(Form::default())).unwrap();
-    assert_eq!(o.error.reason, None, "{:?}", o.error.message);
+    assert_eq!(o.reason(), None, "{:?}", o.failure);
     assert!(target.objects(&rt) == wide());
 }
 
@@ -141,6 +141,6 @@ fn a_large_plan_in_a_folder_is_in_order() {
     let (source, target) = (Place::folder(&wide()), Place::folder(&Objects::new()));
     let sides = Sides::new(&rt, &source, &target, Default::default());
     let o = sides.run(&options(Form::default())).unwrap();
-    assert_eq!((o.error.reason, o.copied), (None, WIDE as u64 + 1));
+    assert_eq!((o.reason(), o.copied), (None, WIDE as u64 + 1));
     assert!(target.objects(&rt) == wide());
 }

@@ -5,8 +5,8 @@ use crate::support::history::Compression;
 use crate::support::tiny_backup::*;
 use deltafold::bolt::Database;
 use deltafold::mvcc::{Revision, hash_kv};
-use deltafold::ops::compact::{Outcome, Status};
-use deltafold::ops::report::Report;
+use deltafold::ops::compact::Compacted;
+use deltafold::ops::report::{Report, Status};
 use deltafold::{Reason, Result};
 
 /// Compacts a backup with one object replaced. Asserts that nothing but a result was added, and that an error
@@ -17,7 +17,7 @@ fn compact(
     path: &str,
     bad: Vec<u8>,
     what: &str,
-) -> Result<(Report<Outcome>, Option<Vec<u8>>)> {
+) -> Result<(Report<Compacted>, Option<Vec<u8>>)> {
     let mut objects = good.clone();
     objects.insert(path.to_owned(), bad);
     let (outcome, mut after) = runner.compact(&objects);
@@ -42,7 +42,7 @@ fn compact(
 }
 
 /// Returns the result of the undamaged backup.
-fn good_result(runner: &InProcess, good: &Objects) -> (Report<Outcome>, Vec<u8>) {
+fn good_result(runner: &InProcess, good: &Objects) -> (Report<Compacted>, Vec<u8>) {
     let (path, bytes) = good.first_key_value().expect("an object");
     let (outcome, made) = compact(runner, good, path, bytes.clone(), "the good bucket").unwrap();
     (outcome, made.expect("a result"))

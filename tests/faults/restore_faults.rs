@@ -14,7 +14,7 @@ use crate::support::{
     self, bucket_store, copy_fixture, deltafold, expected, restore, run_json, scratch, succeed,
 };
 use deltafold::ops::report::Report;
-use deltafold::ops::restore::{BackupLocation, NamedBackup, Options, Outcome, PlainTarget, run};
+use deltafold::ops::restore::{BackupLocation, NamedBackup, Options, PlainTarget, Restored, run};
 use deltafold::prefix::identity::IDENTITY;
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::{Error, Reason};
@@ -48,7 +48,7 @@ impl InMemoryBucket {
         FaultStore::new(inner, strikes)
     }
 
-    fn restore(&self, faults: &FaultStore, options: &Options) -> Result<Report<Outcome>, Error> {
+    fn restore(&self, faults: &FaultStore, options: &Options) -> Result<Report<Restored>, Error> {
         let store = bucket_store(&self.rt, faults.clone(), ExcludeTags::metadata());
         faults.cancels(store.cancel());
         let cancel = store.cancel().clone();
@@ -524,7 +524,7 @@ fn an_existing_member_is_not_touched() {
             &["--if-needed", look, "--dry-run"],
         ] {
             let json = succeed(&mut bench.command(args));
-            assert_eq!(json["status"], "NotNeeded");
+            assert_eq!(json["status"], "NothingToDo");
             assert_eq!(stamps(bench.root.path()), before, "{args:?}");
         }
     }

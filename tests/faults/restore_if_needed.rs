@@ -102,7 +102,7 @@ impl Bench {
         assert_eq!(debris(self.folder.path()), [""; 0], "{what}");
         match wanted.0 {
             "Keep" => {
-                assert_eq!(json["status"], "NotNeeded", "{what}");
+                assert_eq!(json["status"], "NothingToDo", "{what}");
                 assert_eq!(json["kept_aside"], serde_json::json!([]), "{what}");
                 assert!(files(&self.data.join("member")) == member, "{what}");
             }
@@ -410,7 +410,7 @@ async fn a_sound_member_does_not_need_the_backup() {
             assert_eq!(code, 0, "{stores:?}, {look}: {stderr}");
             assert_eq!(
                 (json["status"].as_str(), decided(&json)),
-                (Some("NotNeeded"), KEEP)
+                (Some("NothingToDo"), KEEP)
             );
             let warnings = json["warnings"].as_array().unwrap();
             assert_eq!(

@@ -246,7 +246,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
         }
         let what = format!("{what}, {phase}, then {stderr}");
         match code {
-            0 if if_needed && again["status"] == "NotNeeded" => {}
+            0 if if_needed && again["status"] == "NothingToDo" => {}
             0 => assert_eq!(again["hash_kv"], site.hash, "{what}"),
             // The killed run had finished, or the rerun completed it.
             73 => {
@@ -257,7 +257,7 @@ fn killed_and_run_again(site: &Site, rounds: usize, signal: Signal) {
             _ => panic!("{what}"),
         }
         let status = &again["status"];
-        assert!(!before || code == 73 || status == "NotNeeded", "{what}");
+        assert!(!before || code == 73 || status == "NothingToDo", "{what}");
         site.assert_new(&what);
         site.reset();
     };

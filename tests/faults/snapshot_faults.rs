@@ -14,7 +14,7 @@ use deltafold::mvcc::{KeepHistory, KeyRange};
 use deltafold::ops::list;
 use deltafold::ops::report::Report;
 use deltafold::ops::snapshot::{
-    DeltaOptions, MetricsReporter, Outcome, SnapshotSettings, delta, full,
+    DeltaOptions, MetricsReporter, SnapshotSettings, TakenSnapshots, delta, full,
 };
 use deltafold::prefix::Context;
 use deltafold::prefix::identity::IDENTITY;
@@ -54,13 +54,13 @@ impl Bench {
         support::context(store.with_cancel(cancel.clone()), 2)
     }
 
-    fn run(&self, kind: Kind, faults: &FaultStore) -> Result<Report<Outcome>> {
+    fn run(&self, kind: Kind, faults: &FaultStore) -> Result<Report<TakenSnapshots>> {
         let cancel = Cancel::default();
         faults.cancels(&cancel);
         self.save(kind, &self.context(faults, &cancel), cancel)
     }
 
-    fn save(&self, kind: Kind, ctx: &Context, cancel: Cancel) -> Result<Report<Outcome>> {
+    fn save(&self, kind: Kind, ctx: &Context, cancel: Cancel) -> Result<Report<TakenSnapshots>> {
         let endpoints = etcd::without_tls(vec![self.endpoint.clone()]);
         let settings = SnapshotSettings {
             connector: Connector::new(endpoints, self.runtime.handle().clone(), cancel)?,

@@ -8,8 +8,8 @@ use crate::support::place::Place;
 use crate::support::proxy::{Effect, Proxy, Timing};
 use crate::support::{self, deltafold, expected, run_json, scratch};
 use deltafold::backup::catalog::mark_of;
-use deltafold::ops::compact::{Options, Outcome, Status, run};
-use deltafold::ops::report::Report;
+use deltafold::ops::compact::{Compacted, Options, run};
+use deltafold::ops::report::{Report, Status};
 use deltafold::store::exclude::ExcludeTags;
 use deltafold::store::{LookFirst, Store};
 use deltafold::{Error, Reason};
@@ -97,7 +97,7 @@ impl Place {
         rt: &Runtime,
         faults: &FaultStore,
         options: &Options,
-    ) -> Result<Report<Outcome>, Error> {
+    ) -> Result<Report<Compacted>, Error> {
         let store = self.store(rt, faults, tags(self));
         faults.cancels(store.cancel());
         compact(store, options)
@@ -120,7 +120,7 @@ impl Place {
     }
 }
 
-fn compact(store: Store, options: &Options) -> Result<Report<Outcome>, Error> {
+fn compact(store: Store, options: &Options) -> Result<Report<Compacted>, Error> {
     run(&support::context(store, 2), options)
 }
 

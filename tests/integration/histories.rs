@@ -231,13 +231,13 @@ fn a_wiped_etcd_is_a_finding_until_a_day_has_passed() {
         let saved = world.revision();
         world.delta(&[]);
         let (code, json, _) = run(world, &["status"]);
-        assert_eq!((code, &json["status"]), (0, &json!("Healthy")), "{json:#}");
+        assert_eq!((code, &json["verdict"]), (0, &json!("Healthy")), "{json:#}");
         let old = world.wiped();
         let ended = world.delta(&[]);
         assert_eq!(why(&ended), "ClusterBehind", "{}", ended.json);
         let (code, json, _) = run(world, &["status"]);
         assert_eq!(
-            (code, &json["status"], &json["reason"]),
+            (code, &json["verdict"], &json["reason"]),
             (75, &json!("SetBack"), &json!("SetBack")),
             "{json:#}"
         );
@@ -247,7 +247,7 @@ fn a_wiped_etcd_is_a_finding_until_a_day_has_passed() {
             "{message}"
         );
         let (code, json, _) = run(world, &["status", "--set-back-age", "0s"]);
-        assert_eq!((code, &json["status"]), (0, &json!("Healthy")), "{json:#}");
+        assert_eq!((code, &json["verdict"]), (0, &json!("Healthy")), "{json:#}");
         check(world, &[&old]);
         // What the message says works.
         let words: Vec<&str> = message
@@ -619,7 +619,7 @@ fn an_old_record_in_an_emptied_prefix() {
         assert!(world.prefix.fulls()[0].created >= began, "{}", ended.json);
         let (code, json, _) = run(world, &["status"]);
         assert_eq!(
-            (code, json["status"].as_str()),
+            (code, json["verdict"].as_str()),
             (0, Some("Healthy")),
             "{json:#}"
         );
@@ -663,7 +663,7 @@ fn a_compacted_full_that_ends_with_a_deletion() {
             assert_eq!(ended.json["timeline_began"], is_set_back, "{}", ended.json);
             let (_, json, _) = run(world, &["status"]);
             let expected = if is_set_back { "SetBack" } else { "Healthy" };
-            assert_eq!(json["status"], expected, "{json:#}");
+            assert_eq!(json["verdict"], expected, "{json:#}");
             world.put_many("/after/", 9, 10);
             let ended = world.delta(&[]);
             assert_eq!(why(&ended), "", "{}", ended.json);
@@ -726,7 +726,7 @@ fn too_few_equal_changes_prove_nothing() {
                 }
             }
             let (_, json, _) = run(world, &["status"]);
-            assert_eq!(json["status"], "SetBack", "{json:#}");
+            assert_eq!(json["verdict"], "SetBack", "{json:#}");
             check_and_compact(world, &[&left]);
         });
     }
@@ -761,7 +761,7 @@ fn an_old_key_proves_nothing() {
                 json!({"first_revision": saved + 1, "last_revision": compacted - 1})
             );
             let (code, json, _) = run(world, &["status"]);
-            assert_eq!((code, &json["status"]), (0, &json!("Healthy")), "{json:#}");
+            assert_eq!((code, &json["verdict"]), (0, &json!("Healthy")), "{json:#}");
             let notes = json["problems"].to_string();
             assert!(notes.contains("HistoryNotProven"), "{json:#}");
             check(world, &[&left]);
@@ -815,7 +815,7 @@ fn an_idle_etcd_that_is_compacted_at_its_end() {
         let record: Value = serde_json::from_slice(&fs::read(record).unwrap()).unwrap();
         assert_eq!(record["cause"], "Unproven");
         let (code, json, _) = run(world, &["status"]);
-        assert_eq!((code, &json["status"]), (0, &json!("Healthy")), "{json:#}");
+        assert_eq!((code, &json["verdict"]), (0, &json!("Healthy")), "{json:#}");
         assert!(
             json["problems"].to_string().contains("HistoryNotProven"),
             "{json:#}"

@@ -64,7 +64,7 @@ fn from_an_etcd_through_a_bucket_into_another_etcd() {
 
         // With all chains, the deltas are folded again and compared with that result.
         let verified = of_store("verify", &["--level", "fold", "--all-chains"]);
-        assert_eq!(verified["status"], "Verified", "{verified:#}");
+        assert_eq!(verified["verdict"], "Verified", "{verified:#}");
         assert_eq!(verified["chains"][0]["equals_next"], true, "{verified:#}");
         assert_eq!(verified["newest"]["last_revision"], last, "{verified:#}");
 

@@ -224,9 +224,9 @@ fn folders_and_buckets_of_all_tools() {
                 restores(&runtime, env, folder.path(), &flags, nights[nth].revision);
             }
             let verified = succeeds(env, &["verify", "--store", to, "--all-chains"]);
-            assert_eq!(verified["status"], "Verified");
+            assert_eq!(verified["verdict"], "Verified");
             let status = succeeds(env, &["status", "--store", to, "--max-age", "26h"]);
-            assert_eq!(status["status"], "Healthy", "{status:#}");
+            assert_eq!(status["verdict"], "Healthy", "{status:#}");
             let history = succeeds(env, &["history", "/registry/0", "--store", to]);
             assert!(history["versions"].as_array().unwrap().len() >= 5);
             let gc = [
@@ -364,7 +364,7 @@ fn files_become_a_chain_and_a_chain_becomes_a_file() {
         &env,
         &[&["verify", "--store", &chain], &endpoints[..]].concat(),
     );
-    assert_eq!(verified["status"], "Equal", "{verified:#}");
+    assert_eq!(verified["verdict"], "Equal", "{verified:#}");
     let (code, json) = run(&env, &import);
     assert_eq!((code, &json["reason"]), (64, &json!("Usage")));
 

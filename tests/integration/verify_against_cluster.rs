@@ -33,7 +33,7 @@ fn verify(store: &Path, endpoints: &str, args: &[&str]) -> (i32, Value, String) 
 fn equal(store: &Path, endpoints: &str, args: &[&str]) -> Value {
     let (code, json, stderr) = verify(store, endpoints, args);
     assert_eq!(code, 0, "{json:#}\n{stderr}");
-    assert_eq!(json["status"], "Equal");
+    assert_eq!(json["verdict"], "Equal");
     json
 }
 

@@ -58,7 +58,11 @@ fn reasons(json: &Value, severity: &str) -> Vec<String> {
 #[track_caller]
 fn verified(store: &Path, args: &[&str]) -> Value {
     let (code, json) = verify(store, args);
-    assert_eq!((code, &json["status"]), (0, &"Verified".into()), "{json:#}");
+    assert_eq!(
+        (code, &json["verdict"]),
+        (0, &"Verified".into()),
+        "{json:#}"
+    );
     assert_eq!(reasons(&json, "error"), [""; 0]);
     json
 }
@@ -586,7 +590,7 @@ fn flags_that_do_not_go_together() {
     // A flag wins over the variable of the other.
     let mut c = command(b.path(), &["--level", "names"]);
     let (code, json, _) = run_json(c.env("DELTAFOLD_ENDPOINTS", "http://127.0.0.1:1"));
-    assert_eq!((code, &json["status"]), (0, &"Verified".into()));
+    assert_eq!((code, &json["verdict"]), (0, &"Verified".into()));
 }
 
 #[test]

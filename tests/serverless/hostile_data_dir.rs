@@ -122,7 +122,7 @@ fn a_member_of_another_user_is_replaced_and_kept() {
     assert_eq!(result["decision"]["reason"], "WalMissing");
     let kept = result["kept_aside"][0].as_str().unwrap();
     assert_eq!(fs::metadata(kept).unwrap().uid(), owner);
-    assert_eq!(restore().1["status"], "NotNeeded");
+    assert_eq!(restore().1["status"], "NothingToDo");
 }
 
 /// A pipe has no writer, so opening it as a file would never end. A link may lead to any file of root.
@@ -175,5 +175,5 @@ fn the_owner_of_a_data_directory_cannot_hang_root_by_a_pipe_or_mislead_it_by_a_l
         }
     }
     assert_eq!(fs::read(&secret).unwrap(), b"root's");
-    assert_eq!(restore(&dry_run).1["status"], "NotNeeded");
+    assert_eq!(restore(&dry_run).1["status"], "NothingToDo");
 }

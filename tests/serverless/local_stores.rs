@@ -451,7 +451,7 @@ fn a_folder_without_hard_links_takes_snapshots_and_no_locks() {
         (&["copy", "--from", own, "--to", target], "NothingToDo"),
         (
             &["verify", "--store", target, "--level", "checksums"],
-            "Verified",
+            "Succeeded",
         ),
     ] {
         let (code, json, log) = run(args);

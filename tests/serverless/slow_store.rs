@@ -224,7 +224,7 @@ impl SlowBucket {
             .with_cancel(self.cancel.clone())
     }
 
-    fn compact(&self) -> deltafold::Result<Report<compact::Outcome>> {
+    fn compact(&self) -> deltafold::Result<Report<compact::Compacted>> {
         compact::run(&context(self.store(), 2), &tiny_backup::keep_all())
     }
 

@@ -126,7 +126,7 @@ fn a_file_that_is_named_is_taken_whatever_its_name_is() {
         &["no timelines"],
     );
     let verified = folder.succeeds("verify", "any name", &[]);
-    assert_eq!(verified["status"], "Verified");
+    assert_eq!(verified["verdict"], "Verified");
     assert_eq!(
         (&verified["revision"], &verified["has_checksum"]),
         (&json!(50), &json!(true))
@@ -638,7 +638,7 @@ fn files_become_fulls_in_order_once() {
     assert_eq!((code, &got["revision"]), (0, &json!(42)));
     let (code, status) = run("status", "--store", &store, &[]);
     assert_eq!(
-        (code, &status["status"]),
+        (code, &status["verdict"]),
         (0, &json!("Healthy")),
         "{status:#}"
     );

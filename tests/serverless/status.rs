@@ -59,7 +59,7 @@ fn is(store: &Path, args: &[&str], verdict: &str, reasons: &[&str]) -> Value {
         _ => 75,
     };
     assert_eq!(code, expected, "{json:#}");
-    assert_eq!(json["status"], verdict, "{json:#}");
+    assert_eq!(json["verdict"], verdict, "{json:#}");
     let findings = json["findings"].as_array().unwrap().iter();
     let found: Vec<&str> = findings.map(|f| f["reason"].as_str().unwrap()).collect();
     assert_eq!(found, reasons, "{json:#}");

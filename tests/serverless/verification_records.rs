@@ -85,7 +85,7 @@ fn without_a_record_nothing_is_written() {
 #[track_caller]
 fn is_only_warned((code, outcome, stderr): (i32, Value, String)) {
     assert_eq!(
-        (code, &outcome["status"]),
+        (code, &outcome["verdict"]),
         (0, &"Verified".into()),
         "{stderr}"
     );

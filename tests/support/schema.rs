@@ -1,11 +1,24 @@
-//! Validates what commands print against the schemas that `deltafold schema` prints.
+//! Validates what commands print against the schemas in docs/reference/schemas/.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Mutex;
 
+use super::manifests::{path, read};
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::Value;
+
+/// The folder of the schemas. A unit test of the library writes and compares them.
+const FOLDER: &str = "docs/reference/schemas";
+
+/// Returns the names of all schemas.
+pub fn names() -> Vec<String> {
+    let files = std::fs::read_dir(path(FOLDER)).expect("the folder of the schemas");
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    names
+        .map(|name| name.strip_suffix(".json").unwrap().to_owned())
+        .collect()
+}
 
 /// A compiled schema. Formats such as `date-time` are checked, too.
 pub struct Schema {
@@ -15,13 +28,14 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Returns the schema that `deltafold schema NAME` prints, which must itself be a valid schema.
+    /// Returns the schema of this name, which must itself be a valid schema.
     pub fn of(name: &str) -> Self {
         Self::compiled(name, Self::json(name))
     }
 
     pub fn json(name: &str) -> Value {
-        deltafold::cli::schema(name).unwrap_or_else(|| panic!("no schema {name}"))
+        let text = read(&format!("{FOLDER}/{name}.json"));
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
     fn compiled(name: &str, json: Value) -> Self {
@@ -54,16 +68,16 @@ impl Schema {
 }
 
 /// Returns the name of the schema for what a run of the program prints.
-fn name_for(command: &Command) -> Option<&str> {
+fn name_for(command: &Command) -> Option<String> {
     let program = std::path::Path::new(command.get_program());
     let args: Vec<&str> = command.get_args().filter_map(|a| a.to_str()).collect();
     if program.file_name()? != "deltafold" {
         return None;
     }
     match args.first()? {
-        &"snapshot" if args.get(1) == Some(&"follow") => Some("follow"),
-        &"store" => Some("store-check"),
-        name => deltafold::cli::schema_names().find(|n| n == name),
+        &"snapshot" if args.get(1) == Some(&"follow") => Some("follow".to_owned()),
+        &"store" => Some("store-check".to_owned()),
+        name => names().into_iter().find(|n| n == name),
     }
 }
 
@@ -76,8 +90,8 @@ pub fn check_result(command: &Command, result: &Value) {
     };
     let error = {
         let mut compiled = COMPILED.lock().expect("nobody panicked");
-        let schema = compiled.entry(name.to_owned());
-        let schema = schema.or_insert_with(|| Schema::of(name));
+        let schema = compiled.entry(name.clone());
+        let schema = schema.or_insert_with(|| Schema::of(&name));
         let valid = schema.schemas.validate(result, schema.index);
         valid.err().map(|error| format!("{error:#}"))
     };

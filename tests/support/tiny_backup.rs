@@ -182,7 +182,7 @@ impl InProcess {
     pub fn compact(
         &self,
         objects: &Objects,
-    ) -> (deltafold::Result<Report<compact::Outcome>>, Objects) {
+    ) -> (deltafold::Result<Report<compact::Compacted>>, Objects) {
         self.compact_with(objects, Keys::default())
     }
 
@@ -191,7 +191,7 @@ impl InProcess {
         &self,
         objects: &Objects,
         keys: Keys,
-    ) -> (deltafold::Result<Report<compact::Outcome>>, Objects) {
+    ) -> (deltafold::Result<Report<compact::Compacted>>, Objects) {
         let memory = in_memory(objects);
         let store = bucket_store(&self.runtime, memory.clone(), ExcludeTags::none());
         let context = Context {

@@ -28,7 +28,6 @@ use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
 use crate::prefix::set_aside::{Purpose, decide_again};
 use clap::Args;
-use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -68,7 +67,7 @@ Formats (-o):
   name               KIND/NAME of each object
   wide               the table of a kind with more columns
   jsonpath=TEMPLATE  what kubectl's simple paths find, such as '{.spec.replicas}' or '{.items[*].metadata.name}'
-  result             keys, values and revisions as one JSON object: deltafold schema get
+  result             keys, values and revisions as one JSON object
 
 A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix without keys is not.")]
 pub(super) struct GetArgs {
@@ -98,7 +97,8 @@ pub(super) struct GetArgs {
 }
 
 /// The fields before the list of keys.
-#[derive(JsonSchema, Serialize)]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Head<'a> {
     /// The revision at which the keys are read.
     revision: Revision,

@@ -4,7 +4,7 @@
 
 use super::super::kubernetes::{ClusterArgs, wait_for};
 use super::super::{Ended, Output, parse_options, print_outcome};
-use super::{TaskOutcome, print_task, wait_until_final};
+use super::{CreatedTask, print_task, wait_until_final};
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, Span, TextValue, duration};
 use crate::controller::api::{
@@ -279,7 +279,7 @@ impl CreateType {
             tracing::info!(
                 "its logs: kubectl logs --selector {LABEL_TASK}={name} --namespace {namespace} --tail -1"
             );
-            print_outcome(output, &TaskOutcome::of(&created), |o| {
+            print_outcome(output, &CreatedTask::of(&created), |o| {
                 format!("{}\n", o.name)
             })
         })

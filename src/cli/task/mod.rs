@@ -16,7 +16,6 @@ use futures::StreamExt;
 use kube::ResourceExt;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watch_object};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::pin::pin;
 use std::time::Duration;
@@ -38,8 +37,9 @@ enum TaskCommand {
 }
 
 /// A task. The fields are a contract.
-#[derive(Debug, JsonSchema, Serialize)]
-pub(super) struct TaskOutcome {
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct CreatedTask {
     /// The task's namespace.
     namespace: String,
     /// The task's name.
@@ -66,7 +66,8 @@ pub(super) struct TaskOutcome {
 }
 
 /// An error of a task.
-#[derive(Debug, JsonSchema, Serialize)]
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct TaskFailure {
     /// A reason from exit-codes.md, a reason of Kubernetes, or the reason for a rejection.
     code: String,
@@ -76,7 +77,7 @@ struct TaskFailure {
     observed_at: DateTime<Utc>,
 }
 
-impl TaskOutcome {
+impl CreatedTask {
     fn of(task: &EtcdBackupTask) -> Self {
         let status = task.status.clone().unwrap_or_default();
         let mut errors = Vec::new();
@@ -87,7 +88,7 @@ impl TaskOutcome {
                 observed_at: e.observed_at,
             });
         }
-        TaskOutcome {
+        CreatedTask {
             namespace: task.namespace().unwrap_or_default(),
             name: task.name_any(),
             policy: task.spec.policy.clone(),
@@ -156,7 +157,7 @@ impl TaskArgs {
 
 /// Prints a task, and returns its failure.
 fn print_task(task: &EtcdBackupTask, output: Output) -> Ended {
-    print_outcome(output, &TaskOutcome::of(task), TaskOutcome::to_text)?;
+    print_outcome(output, &CreatedTask::of(task), CreatedTask::to_text)?;
     Ok(failure_of(task))
 }
 

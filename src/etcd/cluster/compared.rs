@@ -3,7 +3,6 @@
 use super::{Cluster, MemberHash, compare};
 use crate::error::{Reason, Result};
 use crate::etcd::connect::Connector;
-use schemars::JsonSchema;
 use serde::Serialize;
 
 /// How often the members are asked for their hashes, if compactions between the answers make them
@@ -13,8 +12,9 @@ const HASH_ATTEMPTS: u32 = 3;
 const MAX_BYTES_FOR_DELTAS: u64 = 512 << 20;
 
 /// One member's side of the comparison that precedes a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-#[schemars(rename = "Compared")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Compared"))]
 pub struct MemberComparison {
     /// The member's name.
     pub name: String,

@@ -422,7 +422,7 @@ async function drawBackup(signal) {
     const { listed, status } = overview;
     const snapshots = listed.snapshots;
     const go = (snapshot) => choose({ view: null, at: String(snapshot.last_revision) });
-    rows.push(row("Health", `${status.status}${status.message ? `: ${status.message}` : ""}`));
+    rows.push(row("Health", `${status.verdict}${status.message ? `: ${status.message}` : ""}`));
     for (const verified of status.verifications) {
       rows.push(row(`Verified (${verified.level})`, `${shortTime(verified.time)}: ${verified.result}${verified.reason ? `, ${verified.reason}` : ""}, up to revision ${verified.revision ?? "unknown"}`));
     }

@@ -6,7 +6,8 @@ use super::failures::{is_recoverable, summarize};
 use super::plan::{CopyReason, Plan, plan};
 use super::round::Round;
 use super::{
-    Listings, MOST_LISTED, ObjectOutcome, Options, Outcome, checks, identity as cluster_identity,
+    CopiedBackup, CopiedObject, Listings, MOST_LISTED, Options, checks,
+    identity as cluster_identity,
 };
 use crate::backup::{Catalog, trust};
 use crate::base::shorten;
@@ -37,9 +38,9 @@ pub(super) struct Copier<'a> {
     /// Given to a follower only.
     pub(super) metrics: Option<Metrics>,
     pub(super) clock: ReportBuilder,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: CopiedBackup,
     /// What earlier rounds copied, by path in the source.
-    pub(super) copied: BTreeMap<String, ObjectOutcome>,
+    pub(super) copied: BTreeMap<String, CopiedObject>,
     /// The damaged snapshots: size and error by path in the source.
     pub(super) damaged: HashMap<String, (u64, Error)>,
     /// When `damaged` was last cleared.
@@ -58,11 +59,11 @@ impl<'a> Copier<'a> {
             options,
             metrics: None,
             clock: ReportBuilder::start(),
-            outcome: Outcome {
+            outcome: CopiedBackup {
                 from: from.store.url().to_owned(),
                 to: to.store.url().to_owned(),
                 dry_run: options.dry_run,
-                ..Outcome::default()
+                ..CopiedBackup::default()
             },
             copied: BTreeMap::new(),
             damaged: HashMap::new(),

@@ -6,7 +6,7 @@
 use super::copier::Copier;
 use super::failures::summarize;
 use super::plan::CopyReason;
-use super::{CopyStatus, ObjectOutcome, Options};
+use super::{CopiedObject, CopyStatus, Options};
 use crate::backup::catalog::V2;
 use crate::backup::codec::{Compression, Encoding};
 use crate::backup::file_name::NameTime;
@@ -108,8 +108,8 @@ fn outcome_of(
     decision: CopyStatus,
     reason: &'static str,
     message: &str,
-) -> ObjectOutcome {
-    ObjectOutcome {
+) -> CopiedObject {
+    CopiedObject {
         path: file.name.clone(),
         target_path: target_path.to_owned(),
         bytes: file.bytes,

@@ -20,11 +20,10 @@ use self::copier::Copier;
 use self::plan::Selection;
 use crate::backup::Catalog;
 use crate::error::{Reason, Result};
-use crate::ops::report::{FailureFields, Report};
+use crate::ops::report::Report;
 use crate::prefix::Context;
 use crate::prefix::snapshot_files::Pattern;
 use crate::telemetry::metrics::Metrics;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -59,26 +58,10 @@ pub struct WaitForFinal {
     pub timeout: Duration,
 }
 
-/// The status of a copy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// Something was copied (or would be, in a dry run).
-    Succeeded,
-    /// The target already had all selected snapshots.
-    #[default]
-    NothingToDo,
-    /// Some snapshots could not be copied.
-    Failed,
-}
-
-/// The result of a copy. The fields are a contract: `deltafold schema copy`.
-#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Whether anything was copied.
-    pub status: Status,
-    /// The error, if it failed.
-    #[serde(flatten)]
-    pub error: FailureFields,
+/// The result of a copy. The fields are a contract: docs/reference/schemas/copy.json.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct CopiedBackup {
     /// The source's URL.
     pub from: String,
     /// The target's URL.
@@ -102,7 +85,7 @@ pub struct Outcome {
     pub unchecked: u64,
     /// Every snapshot of the source. A follower lists only those that failed at the last listing, at
     /// most 100.
-    pub objects: Vec<ObjectOutcome>,
+    pub objects: Vec<CopiedObject>,
     /// The path of the final snapshot that was waited for; null if there was no wait, or none came in
     /// time.
     pub final_snapshot: Option<String>,
@@ -117,8 +100,9 @@ pub struct Outcome {
 }
 
 /// A snapshot of the source, and the result of copying it.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
-pub struct ObjectOutcome {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct CopiedObject {
     /// The path in the source, below the prefix.
     pub path: String,
     /// The path in the target. The suffixes of the name differ if compression or encryption does.
@@ -140,8 +124,9 @@ pub struct ObjectOutcome {
 }
 
 /// The result of copying a snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-#[schemars(rename = "Fate")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Fate"))]
 pub enum CopyStatus {
     /// It was copied (in a dry run: would be).
     Copied,
@@ -158,7 +143,7 @@ pub enum CopyStatus {
 /// # Errors
 /// Fails before the first copy with `NoSnapshots`, `OtherCluster`, `Usage`, `CannotDecrypt` or an error
 /// of a store, and at any time with `Terminated`. Other failures are in the report.
-pub fn run(from: &Context, to: &Context, options: &Options) -> Result<Report<Outcome>> {
+pub fn run(from: &Context, to: &Context, options: &Options) -> Result<Report<CopiedBackup>> {
     let mut copier = Copier::new(from, to, options);
     copier.wait_for_final()?;
     let failure = copier.copy()?;
@@ -175,7 +160,7 @@ pub fn follow(
     to: &Context,
     options: &Options,
     metrics: &Metrics,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<CopiedBackup>> {
     let mut copier = Copier::new(from, to, options);
     copier.metrics = Some(metrics.clone());
     match copier.follow() {

@@ -4,11 +4,11 @@ use super::copier::Copier;
 use super::failures::conflict;
 use super::plan::{CopyReason, Decision, Plan, Planned};
 use super::round::CopyResult;
-use super::{CopyStatus, MOST_LISTED, ObjectOutcome, Outcome, Status};
+use super::{CopiedBackup, CopiedObject, CopyStatus, MOST_LISTED};
 use crate::backup::{Catalog, Kind};
 use crate::base::plural;
 use crate::error::Error;
-use crate::ops::report::{FailureFields, Report};
+use crate::ops::report::Report;
 use crate::telemetry::metrics::SnapshotKind;
 
 impl Copier<'_> {
@@ -57,7 +57,7 @@ impl Copier<'_> {
                 let damage = (s.bytes, e.again());
                 self.damaged.insert(s.path.clone(), damage);
             }
-            objects.push(ObjectOutcome {
+            objects.push(CopiedObject {
                 path: s.path.clone(),
                 target_path: p.path.clone(),
                 bytes: s.bytes,
@@ -110,7 +110,7 @@ impl Copier<'_> {
     }
 
     /// Sets the outcome's objects and their counts after a round.
-    fn set_objects(&mut self, mut objects: Vec<ObjectOutcome>) {
+    fn set_objects(&mut self, mut objects: Vec<CopiedObject>) {
         let is_follower = self.metrics.is_some();
         if !is_follower {
             // This round found in the target what an earlier one copied, or the source has lost it.
@@ -147,15 +147,9 @@ impl Copier<'_> {
     }
 
     /// Returns the report of a copy that ended with this failure, if any.
-    pub(super) fn report(mut self, failure: Option<Error>) -> Report<Outcome> {
+    pub(super) fn report(mut self, failure: Option<Error>) -> Report<CopiedBackup> {
         let o = &mut self.outcome;
-        if o.copied > 0 {
-            o.status = Status::Succeeded;
-        }
-        if failure.is_some() {
-            o.status = Status::Failed;
-        }
-        o.error = FailureFields::from(&failure);
+        let did_something = o.copied > 0;
         if o.unchecked > 0 {
             self.clock.warnings.push(format!(
                 "{} {} copied without a check of their content: give the identity that decrypts them with --age-identity",
@@ -164,6 +158,6 @@ impl Copier<'_> {
             ));
         }
         o.bytes_read = self.from.store.bytes_read();
-        self.clock.report_with(self.outcome, failure)
+        self.clock.ended(self.outcome, did_something, failure)
     }
 }

@@ -21,7 +21,7 @@ use crate::base::{duration, plural};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::{self, Client};
 use crate::mvcc::Revision;
-use crate::ops::report::{FailureFields, Report, ReportBuilder};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::contents::Contents;
 use crate::prefix::restorable::{Bases, Restorable};
@@ -32,7 +32,6 @@ use apply::Applied;
 use chrono::{DateTime, TimeDelta, Utc};
 pub use options::{DEFAULT_LIMIT, PolicyName, Rules};
 use plan::Plan;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -70,19 +69,9 @@ pub struct Options {
     pub single_writer: bool,
 }
 
-/// The status of `gc` and `pin`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// Something was done (or would be, in a dry run).
-    Succeeded,
-    /// Nothing had to be done.
-    NothingToDo,
-    /// Some of it could not be done: the other fields tell what was.
-    Failed,
-}
-
 /// What `gc` does with an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Decision {
     /// It is kept.
     Keep,
@@ -97,8 +86,9 @@ impl Decision {
 }
 
 /// The result of deleting an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-#[schemars(rename = "Fate")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Fate"))]
 pub enum RemovalStatus {
     /// It is deleted.
     Done,
@@ -113,7 +103,8 @@ pub enum RemovalStatus {
 }
 
 /// The kind of an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Kind {
     /// A full snapshot.
     Full,
@@ -139,7 +130,8 @@ impl From<backup::Kind> for Kind {
 }
 
 /// An object of the backup, with the decision and its result.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Object {
     /// The path below the store's prefix; for an incomplete upload, its ID follows.
     pub path: String,
@@ -150,7 +142,7 @@ pub struct Object {
     /// `Keep`: it is kept. `Delete`: it is deleted.
     pub decision: Decision,
     /// The reason for the decision: docs/guides/gc.md lists all.
-    #[schemars(extend("enum" = plan::reasons()))]
+    #[cfg_attr(test, schemars(extend("enum" = plan::reasons())))]
     pub reason: &'static str,
     /// The reason as human-readable text.
     pub explanation: Cow<'static, str>,
@@ -212,7 +204,8 @@ impl Object {
 type RemovalResult = Result<(RemovalStatus, Option<DateTime<Utc>>)>;
 
 /// A number of objects, and the sum of their sizes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Total {
     /// Number of objects.
     pub objects: u64,
@@ -229,7 +222,8 @@ impl Total {
 }
 
 /// The objects' totals by decision and result.
-#[derive(Debug, Clone, Copy, Default, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Totals {
     /// Objects that are kept.
     pub kept: Total,
@@ -240,7 +234,8 @@ pub struct Totals {
 }
 
 /// A full that is ignored, since its content is not what its name says.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DamagedFull {
     /// The path below the store's prefix.
     pub path: String,
@@ -250,14 +245,10 @@ pub struct DamagedFull {
     pub message: String,
 }
 
-/// The result of `gc`. The fields are a contract: `deltafold schema gc`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Whether anything was done.
-    pub status: Status,
-    /// The error, if it failed.
-    #[serde(flatten)]
-    pub error: FailureFields,
+/// The result of `gc`. The fields are a contract: docs/reference/schemas/gc.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct CleanedBackup {
     /// Whether this was a dry run, without `--apply`.
     pub dry_run: bool,
     /// The time from which ages are counted: this machine's clock or the store's, whichever is earlier,
@@ -294,7 +285,7 @@ pub struct Outcome {
 /// Fails without having changed anything: with `NoSnapshots` if the backup is empty, `LockHeld`, `Io`,
 /// `NoSpace`, or an error of the store. Later failures are in the report; there, `WouldShrink` means
 /// that the newest restorable revision would become older, and nothing was removed.
-pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<CleanedBackup>> {
     let mut clock = ReportBuilder::start();
     let warnings = &mut clock.warnings;
     // A prefix without chains gets no lock.
@@ -331,15 +322,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     }
     release(lock);
     warnings.append(&mut applied.warnings);
-    let mut outcome = outcome(&plan, options, now, applied, before);
+    let outcome = outcome(&plan, options, now, applied, before);
     // An error that ended the run comes before those of single objects.
     let error = error.or_else(|| partly_done(&outcome));
     let error = error.or_else(|| out_of_time(&outcome, options));
-    if error.is_some() {
-        outcome.status = Status::Failed;
-    }
-    outcome.error = FailureFields::from(&error);
-    Ok(clock.report_with(outcome, error))
+    let mut objects = outcome.objects.iter();
+    let did_something = objects.any(|o| o.decision != Decision::Keep);
+    Ok(clock.ended(outcome, did_something, error))
 }
 
 /// Adds warnings about clocks, doubts and tags.
@@ -376,7 +365,7 @@ fn add_plan_warnings(
 }
 
 /// Returns the error of a run that could not remove some objects.
-fn partly_done(o: &Outcome) -> Option<Error> {
+fn partly_done(o: &CleanedBackup) -> Option<Error> {
     let count = |fate| o.objects.iter().filter(|x| x.fate == Some(fate)).count();
     let (failed, waiting) = (count(RemovalStatus::Failed), count(RemovalStatus::Waiting));
     let failed_one = o
@@ -391,7 +380,7 @@ fn partly_done(o: &Outcome) -> Option<Error> {
 }
 
 /// Returns the error of a run that removed no snapshot for lack of time to read fulls.
-fn out_of_time(o: &Outcome, options: &Options) -> Option<Error> {
+fn out_of_time(o: &CleanedBackup, options: &Options) -> Option<Error> {
     let is_removed = |x: &Object| {
         let is_snapshot = matches!(x.kind, Kind::Full | Kind::Incr);
         is_snapshot && x.is_gone()
@@ -423,7 +412,7 @@ fn outcome(
     now: DateTime<Utc>,
     applied: Applied,
     before: Vec<Restorable>,
-) -> Outcome {
+) -> CleanedBackup {
     let gone: HashSet<usize> = (0..plan.catalog.snapshots.len())
         .filter(|&i| {
             if options.apply {
@@ -433,18 +422,18 @@ fn outcome(
             }
         })
         .collect();
-    Outcome {
+    CleanedBackup {
         foreign_objects: plan.catalog.foreign.len() as u64,
         restorable_before: before,
         restorable_after: restorable_ranges(plan, &|i| !gone.contains(&i)),
         fulls_read: plan.fulls_read,
         fulls_not_read: plan.not_read,
         damaged_fulls: plan.damaged.clone(),
-        ..Outcome::of(applied.objects, options, now)
+        ..CleanedBackup::of(applied.objects, options, now)
     }
 }
 
-impl Outcome {
+impl CleanedBackup {
     /// Returns the outcome of a run whose objects are all decided. Nothing is known of what can be restored.
     fn of(objects: Vec<Object>, options: &Options, now: DateTime<Utc>) -> Self {
         let mut totals = Totals::default();
@@ -466,14 +455,7 @@ impl Outcome {
             };
             total.add(o.bytes);
         }
-        let is_all_kept = objects.iter().all(|o| o.decision == Decision::Keep);
-        Outcome {
-            status: if is_all_kept {
-                Status::NothingToDo
-            } else {
-                Status::Succeeded
-            },
-            error: FailureFields::default(),
+        CleanedBackup {
             dry_run: !options.apply,
             now,
             objects,

@@ -3,7 +3,7 @@
 //! A pin is an object below deltafold-pins/ with the name of the chain's full. It protects from `gc` only; a bucket's
 //! object lock protects from everybody.
 
-use super::{LONGEST_NOTE, Status, as_json, lock_of, release, take_lock};
+use super::{LONGEST_NOTE, as_json, lock_of, release, take_lock};
 use crate::backup::Snapshot;
 use crate::backup::catalog::PINS;
 use crate::backup::retention::chain_of;
@@ -15,7 +15,6 @@ use crate::prefix::Context;
 use crate::prefix::scan::{Depth, by_names, no_snapshots_error, scan};
 use crate::prefix::set_aside::{Purpose, decide_again};
 use chrono::{DateTime, SubsecRound, Utc};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The options of `pin`.
@@ -40,11 +39,10 @@ struct Pin {
     reason: Option<String>,
 }
 
-/// The result of `pin`. The fields are a contract: `deltafold schema pin`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Whether anything was changed.
-    pub status: Status,
+/// The result of `pin`. The fields are a contract: docs/reference/schemas/pin.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct PinnedChain {
     /// Whether the chain is pinned now.
     pub pinned: bool,
     /// The path of the full, below the store's prefix.
@@ -63,7 +61,7 @@ pub struct Outcome {
 /// # Errors
 /// Fails with `NoSnapshots` if there is no such full, `SnapshotVanished` if a snapshot of the chain was
 /// deleted during the run, `LockHeld`, or an error of the store.
-pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<PinnedChain>> {
     let mut clock = ReportBuilder::start();
     let without_lock = "running without a lock: make sure that no gc runs at the same time";
     let lock = match take_lock(&ctx.store, lock_of(&ctx.store)?)? {
@@ -104,18 +102,13 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
     let content = ctx.store.read_small(&pin_path, LONGEST_NOTE)?;
     let existing: Option<Pin> = content.and_then(|text| serde_json::from_slice(&text).ok());
     let kept = chain_paths(ctx, full, &mut clock.warnings)?;
-    let (status, pin) = match (options.unpin, existing) {
+    let (is_changed, pin) = match (options.unpin, existing) {
         (true, _) => {
             ctx.store.delete(&pin_path)?;
-            let status = if full.pinned {
-                Status::Succeeded
-            } else {
-                Status::NothingToDo
-            };
-            (status, None)
+            (full.pinned, None)
         }
         (false, Some(pin)) if options.reason.is_none() || options.reason == pin.reason => {
-            (Status::NothingToDo, Some(pin))
+            (false, Some(pin))
         }
         (false, existing) => {
             let pin = Pin {
@@ -131,18 +124,18 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
                     ctx.store.name(gone)
                 )));
             }
-            (Status::Succeeded, Some(pin))
+            (true, Some(pin))
         }
     };
     release(lock);
-    Ok(clock.report(Outcome {
-        status,
+    let body = PinnedChain {
         pinned: !options.unpin,
         full: full.path.clone(),
         pinned_at: pin.as_ref().map(|p| p.pinned_at),
         note: pin.and_then(|p| p.reason),
         chain: kept,
-    }))
+    };
+    Ok(clock.ended(body, is_changed, None))
 }
 
 /// Returns the paths of a full's chain. Snapshot contents decide which deltas are its own if names

@@ -22,6 +22,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 /// Returns every reason, for the JSON schema: those of snapshots and of side objects.
+#[cfg(test)]
 pub(super) fn reasons() -> Vec<&'static str> {
     use SideReason::{Abandoned, BelongsToRemoved, BelongsToSnapshot, InUse, Orphaned, Young};
     let side_reasons = [

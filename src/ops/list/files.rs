@@ -9,11 +9,11 @@ use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::prefix::snapshot_files::{self, SnapshotFile};
 use chrono::{DateTime, Utc};
-use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A plain snapshot file in a listing.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ListedFile {
     /// The path below the folder.
     pub name: String,
@@ -40,9 +40,10 @@ pub struct ListedFile {
     pub message: Option<String>,
 }
 
-/// The result of `list` for a folder of plain snapshot files. The fields are a contract: `deltafold schema list`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Outcome {
+/// The result of `list` for a folder of plain snapshot files. The fields are a contract: docs/reference/schemas/list.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ListedFiles {
     /// The folder or URL that was listed.
     pub path: String,
     /// The snapshots, the oldest first.
@@ -58,7 +59,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// `Io`, `NoSpace`, `Terminated`; errors of the store.
-pub fn list(ctx: &Context, deep: bool) -> Result<Option<Report<Outcome>>> {
+pub fn list(ctx: &Context, deep: bool) -> Result<Option<Report<ListedFiles>>> {
     let clock = ReportBuilder::start();
     let mut found = snapshot_files::list(ctx)?;
     let Some(pattern) = newest_pattern(found.iter().map(|file| file.name.as_str())) else {
@@ -76,7 +77,7 @@ pub fn list(ctx: &Context, deep: bool) -> Result<Option<Report<Outcome>>> {
     let folder = ctx.store.url().trim_end_matches('/');
     let pattern = format!("{folder}/{pattern}");
     let command = ["deltafold", "verify", "--snapshot", &pattern];
-    Ok(Some(clock.report(Outcome {
+    Ok(Some(clock.report(ListedFiles {
         path: ctx.store.url().to_owned(),
         latest_revision: files.iter().filter_map(|f| f.revision).max(),
         files,

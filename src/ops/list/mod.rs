@@ -20,7 +20,6 @@ use crate::prefix::restorable::{Bases, Restorable};
 use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::set_aside::{Purpose, decide_again};
 use chrono::{DateTime, Utc};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 
@@ -40,9 +39,10 @@ pub struct Options {
     pub deep: bool,
 }
 
-/// The result of `list`. The fields are a contract: `deltafold schema list`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Outcome {
+/// The result of `list`. The fields are a contract: docs/reference/schemas/list.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ListedBackup {
     /// The cluster whose backup it is, from the object `deltafold-identity.json`. null if there is no such
     /// object, or if it cannot be read.
     pub identity: Option<RecordedIdentity>,
@@ -60,7 +60,8 @@ pub struct Outcome {
 }
 
 /// A history of the cluster.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ListedTimeline {
     /// The timeline's ID.
     pub timeline: String,
@@ -73,8 +74,9 @@ pub struct ListedTimeline {
 }
 
 /// The cluster whose backup a prefix holds.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-#[schemars(rename = "Recorded")]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Recorded"))]
 pub struct RecordedIdentity {
     /// The cluster ID in hexadecimal, as etcdctl shows it; null if only snapshot files were imported.
     pub cluster_id: Option<String>,
@@ -119,8 +121,9 @@ impl From<Identity> for RecordedIdentity {
 }
 
 /// A snapshot.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-#[schemars(rename = "Listed")]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Listed"))]
 pub struct ListedSnapshot {
     /// The name of the object without its folder.
     pub name: String,
@@ -163,13 +166,13 @@ pub struct ListedSnapshot {
 /// # Errors
 /// `NoSnapshots` if the prefix has no snapshot; errors of the store. Problems of snapshots are part of the
 /// result.
-pub fn run(ctx: &Context, options: Options) -> Result<Report<Outcome>> {
+pub fn run(ctx: &Context, options: Options) -> Result<Report<ListedBackup>> {
     let report = ReportBuilder::start();
     let outcome = decide_again([ctx], Purpose::Verify, || list(ctx, &options))?;
     Ok(report.report(outcome))
 }
 
-fn list(ctx: &Context, options: &Options) -> Result<Outcome> {
+fn list(ctx: &Context, options: &Options) -> Result<ListedBackup> {
     let depth = if options.deep {
         Depth::All
     } else {
@@ -220,7 +223,7 @@ fn list(ctx: &Context, options: &Options) -> Result<Outcome> {
     for t in &scan.timelines.all {
         restorable.extend(bases.restorable(&scan.catalog, &scan.contents, t));
     }
-    Ok(Outcome {
+    Ok(ListedBackup {
         identity,
         snapshots,
         timelines: timelines(&scan),

@@ -9,7 +9,6 @@ use crate::base::text_value::Notation;
 use crate::error::{Reason, Result};
 use crate::etcd::cluster::{Cluster, Member};
 use crate::telemetry::progress::Step;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
@@ -48,8 +47,9 @@ impl Notation for Defrag {
 }
 
 /// A member in the report.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct MemberOutcome {
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct MaintainedMember {
     /// The member's name; empty if the member was never started.
     pub name: String,
     /// The member's ID, hexadecimal, as etcdctl shows it.
@@ -74,11 +74,11 @@ pub struct MemberOutcome {
     pub seconds: Option<f64>,
 }
 
-impl MemberOutcome {
+impl MaintainedMember {
     /// Returns the outcome of a member before anything is done.
     fn planned(member: &Member, plan: &DefragPlan) -> Self {
         let status = member.status.as_ref();
-        MemberOutcome {
+        MaintainedMember {
             name: member.name.clone(),
             id: member.hex_id(),
             endpoint: member.endpoint.clone(),
@@ -95,7 +95,8 @@ impl MemberOutcome {
 }
 
 /// Whether a member is defragmented.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Decision {
     /// The member is defragmented.
     Defragment,
@@ -253,7 +254,7 @@ impl Maintenance<'_> {
                 reason = plan.reason,
                 "planned for a member"
             );
-            let outcome = MemberOutcome::planned(member, &plan);
+            let outcome = MaintainedMember::planned(member, &plan);
             self.outcome.members.push(outcome);
         }
         pending
@@ -293,7 +294,7 @@ impl Maintenance<'_> {
         Ok(cluster_after)
     }
 
-    fn member_outcome(&mut self, id: u64) -> Option<&mut MemberOutcome> {
+    fn member_outcome(&mut self, id: u64) -> Option<&mut MaintainedMember> {
         let hex_id = format!("{id:x}");
         self.outcome.members.iter_mut().find(|m| m.id == hex_id)
     }

@@ -11,14 +11,14 @@ mod tests;
 
 pub use alarms::no_space_remains;
 pub use defragmentation::{
-    Decision, Defrag, DefragPlan, MemberOutcome, plan_defragmentation, unfit_members,
+    Decision, Defrag, DefragPlan, MaintainedMember, plan_defragmentation, unfit_members,
 };
 
 use crate::base::TextValue;
 use crate::error::{Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::connect::{AttemptError as RequestFailed, Connector};
-use crate::ops::report::{FailureFields, Report, ReportBuilder};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use clap::Args;
 use lock::MaintenanceLock;
@@ -63,36 +63,20 @@ pub struct LockLease {
     pub namespace: Option<String>,
 }
 
-/// Whether anything was done.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// Something was done, or would be done in a dry run.
-    Succeeded,
-    /// Nothing had to be done.
-    #[default]
-    NothingToDo,
-    /// The operation failed midway; the other fields say what was done before.
-    Failed,
-}
-
-/// The result of `maintain`. The fields are a contract: `deltafold schema maintain`.
-#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Whether anything was done.
-    pub status: Status,
-    /// The failure, if there was one.
-    #[serde(flatten)]
-    pub error: FailureFields,
+/// The result of `maintain`. The fields are a contract: docs/reference/schemas/maintain.json.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Maintained {
     /// Whether this was a dry run.
     pub dry_run: bool,
     /// The members in the order of defragmentation, the leader last. Empty if the operation failed before
     /// the defragmentation was planned.
-    pub members: Vec<MemberOutcome>,
+    pub members: Vec<MaintainedMember>,
     /// The names of the members whose NOSPACE alarm was disarmed.
     pub alarms_cleared: Vec<String>,
 }
 
-impl Outcome {
+impl Maintained {
     /// Whether anything was done, or would be done in a dry run.
     fn did_something(&self) -> bool {
         let mut members = self.members.iter();
@@ -109,7 +93,7 @@ pub fn run(
     connector: &Connector,
     store: Option<&Context>,
     options: &Options,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<Maintained>> {
     let defrag = options.upkeep.defrag.check();
     let defrag = defrag.map_err(|e| Reason::Usage.error(format!("--defrag {e}")))?;
     let clock = ReportBuilder::start();
@@ -126,20 +110,16 @@ pub fn run(
         lock,
         shrunk: Vec::new(),
         clock,
-        outcome: Outcome {
+        outcome: Maintained {
             dry_run: options.dry_run,
-            ..Outcome::default()
+            ..Maintained::default()
         },
     };
     let error = maintenance.run(cluster).err();
-    let mut outcome = maintenance.outcome;
-    if error.is_some() {
-        outcome.status = Status::Failed;
-    } else if outcome.did_something() {
-        outcome.status = Status::Succeeded;
-    }
-    outcome.error = FailureFields::from(&error);
-    Ok(maintenance.clock.report_with(outcome, error))
+    let did_something = maintenance.outcome.did_something();
+    Ok(maintenance
+        .clock
+        .ended(maintenance.outcome, did_something, error))
 }
 
 /// One run of `maintain`.
@@ -151,7 +131,7 @@ struct Maintenance<'a> {
     /// The IDs of the members whose databases became smaller.
     shrunk: Vec<u64>,
     clock: ReportBuilder,
-    outcome: Outcome,
+    outcome: Maintained,
 }
 
 impl Maintenance<'_> {

@@ -14,13 +14,13 @@ use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
 use chrono::{DateTime, SecondsFormat, Utc};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 use std::sync::Mutex;
 
 /// The deletion of a key.
-#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Deletion {
     /// The revision of the deletion; null if no snapshot records it, because deltas are missing or a full is
     /// compacted.

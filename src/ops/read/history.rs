@@ -13,7 +13,6 @@ use crate::objects::changes::EventNote;
 use crate::objects::{EncryptionKeys, Object};
 use crate::prefix::open::BackupLocation;
 use crate::prefix::set_aside::{Purpose, decide_again};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -69,7 +68,8 @@ impl EventsOf<'_> {
 }
 
 /// A version of an Event object.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DatedEvent {
     /// The revision of the version.
     pub revision: Revision,

@@ -11,17 +11,17 @@ use crate::objects::changes::FieldChange;
 use crate::objects::key::ObjectKey;
 use crate::objects::{EncryptionKeys, NotDecoded, Object};
 use base64_simd::STANDARD;
-use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// A key. One of `key` and `key_base64` is present.
-#[derive(Debug, JsonSchema, Serialize)]
-#[schemars(extend("oneOf" = [
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("oneOf" = [
     {"properties": {"key": {"type": "string"}, "key_base64": {"type": "null"}}},
     {"properties": {"key": {"type": "null"}, "key_base64": {"type": "string"}}},
-]))]
-#[schemars(rename = "Name")]
+])))]
+#[cfg_attr(test, schemars(rename = "Name"))]
 pub struct KeyJson<'a> {
     /// The key, if it is UTF-8; else null.
     pub key: Option<&'a str>,
@@ -44,12 +44,13 @@ impl<'a> KeyJson<'a> {
 }
 
 /// A version of a key. One of `value` and `value_base64` is present.
-#[derive(Debug, JsonSchema, Serialize)]
-#[schemars(extend("oneOf" = [
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(extend("oneOf" = [
     {"properties": {"value": {"type": "string"}, "value_base64": {"type": "null"}}},
     {"properties": {"value": {"type": "null"}, "value_base64": {"type": "string"}}},
-]))]
-#[schemars(rename = "Record")]
+])))]
+#[cfg_attr(test, schemars(rename = "Record"))]
 pub struct RecordJson<'a> {
     /// The revision in which the key was created.
     pub create_revision: Revision,
@@ -93,8 +94,9 @@ impl<'a> RecordJson<'a> {
 }
 
 /// A key with its newest version: an element of `keys`, or a line of `export`.
-#[derive(Debug, JsonSchema, Serialize)]
-#[schemars(rename = "Entry")]
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Entry"))]
 pub struct KeyWithRecord<'a> {
     #[serde(flatten)]
     key: KeyJson<'a>,
@@ -113,9 +115,10 @@ impl<'a> KeyWithRecord<'a> {
 }
 
 /// How a key changed between two states.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
-#[schemars(rename = "Kind")]
+#[cfg_attr(test, schemars(rename = "Kind"))]
 pub enum ChangeKind {
     /// The key exists only in the second state.
     Added,
@@ -138,8 +141,9 @@ impl ChangeKind {
 }
 
 /// A change of a key: an element of `changes`.
-#[derive(Debug, JsonSchema, Serialize)]
-#[schemars(rename = "Change")]
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Change"))]
 pub struct KeyChange<'a> {
     /// `added`: the key exists only at the second point. `changed`: it was put in between, possibly with the
     /// same value. `deleted`: it exists only at the first point.
@@ -171,8 +175,9 @@ impl<'a> KeyChange<'a> {
 }
 
 /// A version of a key or its deletion: an element of `versions`.
-#[derive(Debug, JsonSchema, Serialize)]
-#[schemars(rename = "Recorded")]
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Recorded"))]
 pub struct VersionJson<'a> {
     /// The revision of the change.
     revision: Revision,

@@ -10,12 +10,12 @@ use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
 use crate::prefix::scan::{Depth, Scan, scan};
 use crate::prefix::select::{At, StateRequest, timeline_of};
-use schemars::JsonSchema;
 use serde::Serialize;
 
 /// What a restore does with a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-#[schemars(rename = "Fate")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Fate"))]
 pub enum CandidateStatus {
     /// The restore reads this one.
     Chosen,
@@ -25,9 +25,10 @@ pub enum CandidateStatus {
     Excluded,
 }
 
-/// A candidate in the report. The fields are a contract: `deltafold schema restore`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-#[schemars(rename = "Told", extend("oneOf" = [
+/// A candidate in the report. The fields are a contract: docs/reference/schemas/restore.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Told", extend("oneOf" = [
     {"properties": {
         "status": {"enum": ["Excluded"]},
         "reason": {"type": "string"},
@@ -40,8 +41,8 @@ pub enum CandidateStatus {
         "reason": {"type": "null"},
         "message": {"type": "null"},
     }},
-]))]
-pub struct CandidateOutcome {
+])))]
+pub struct CandidateFate {
     /// The store's URL, or the plain snapshot file.
     pub store: String,
     /// Whether it is restored.
@@ -100,9 +101,9 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    fn outcome(&self) -> CandidateOutcome {
+    fn outcome(&self) -> CandidateFate {
         let source = self.opened.as_ref().ok().map(|o| &o.source);
-        CandidateOutcome {
+        CandidateFate {
             store: self.backup.name.clone(),
             status: CandidateStatus::NotChosen,
             revision: source.map(|s| s.revision),
@@ -197,7 +198,7 @@ pub(super) fn rank(revisions: &[Option<Revision>]) -> Vec<usize> {
 /// All candidates, with what is reported of each.
 pub(super) struct Candidates<'a> {
     pub(super) all: Vec<Candidate<'a>>,
-    pub(super) outcomes: Vec<CandidateOutcome>,
+    pub(super) outcomes: Vec<CandidateFate>,
     /// The candidate that the others were compared with.
     compared_with: Option<usize>,
 }

@@ -7,7 +7,7 @@ use super::candidates::{Candidates, is_candidate_failure};
 use super::needed::{self, Action, Decision, Depth, Inspection};
 use super::output::WriteFailure;
 use super::write::WrittenDatabase;
-use super::{Member, Outcome, Restoration, Status, path_text, write};
+use super::{Member, Restoration, Restored, path_text, write};
 use crate::datadir::install::{Dir, InstallTarget, Leftover, LockedTarget, Staged};
 use crate::datadir::membership::Cluster;
 use crate::datadir::{self, snap, wal};
@@ -23,7 +23,7 @@ use std::path::Path;
 
 impl Restoration<'_> {
     /// Restores into `dir`, if that is needed.
-    pub(super) fn into_data_dir(mut self, dir: &Path) -> Result<Report<Outcome>> {
+    pub(super) fn into_data_dir(mut self, dir: &Path) -> Result<Report<Restored>> {
         let place = &InstallTarget::new(dir, self.options.wal_dir.as_deref())?;
         let cluster = &self.options.shared.membership.cluster()?;
         let if_needed = self.options.shared.if_needed;
@@ -89,7 +89,7 @@ impl Restoration<'_> {
     }
 
     /// Returns the command that starts etcd on the restored member.
-    fn start_command(&self, outcome: &Outcome) -> Vec<String> {
+    fn start_command(&self, outcome: &Restored) -> Vec<String> {
         let membership = self.options.shared.membership.clone().complete();
         let mut command = vec!["etcd".to_owned()];
         command.extend(membership.etcd_flags());
@@ -166,14 +166,13 @@ impl Restoration<'_> {
         place: &InstallTarget,
         decision: Decision,
         candidates: Option<Candidates<'_>>,
-    ) -> Report<Outcome> {
+    ) -> Report<Restored> {
         tracing::info!(reason = decision.reason, "{}", decision.message);
         let mut outcome = self.outcome(decision);
-        outcome.status = Status::NotNeeded;
         outcome.candidates = candidates.map(|c| c.outcomes).unwrap_or_default();
         outcome.data_dir = Some(path_text(place.dir()));
         outcome.wal_dir = place.own_wal_dir().map(path_text);
-        self.clock.report(outcome)
+        self.clock.ended(outcome, false, None)
     }
 
     /// Compares a sound member with the best backup that can be read. Keeps the member if none can be
@@ -230,7 +229,7 @@ fn put_in_place(
     place: &InstallTarget,
     occupied: LockedTarget,
     had_member: bool,
-    outcome: &mut Outcome,
+    outcome: &mut Restored,
 ) -> Result<()> {
     // An etcd may have been started during the restore, on the old data or without any.
     refuse_target_in_use(place)?;

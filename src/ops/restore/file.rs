@@ -5,14 +5,14 @@ use super::candidates::Candidates;
 use super::needed::Inspection;
 use super::output::WriteFailure;
 use super::write;
-use super::{NamedBackup, Outcome, Restoration};
+use super::{NamedBackup, Restoration, Restored};
 use crate::error::Result;
 use crate::ops::plain_target::{PlainTarget, Unnamed};
 use crate::ops::report::Report;
 
 impl Restoration<'_> {
     /// Restores into a plain snapshot.
-    pub(super) fn into_file(mut self, target: &PlainTarget) -> Result<Report<Outcome>> {
+    pub(super) fn into_file(mut self, target: &PlainTarget) -> Result<Report<Restored>> {
         let mut contexts = self.backups.iter().filter_map(NamedBackup::context);
         target.check(contexts.any(|ctx| ctx.keys.encrypts()))?;
         let candidates = Candidates::open(self.backups, &self.options.request())?;

@@ -13,7 +13,7 @@ mod output;
 mod write;
 
 pub use crate::prefix::open::BackupLocation;
-pub use candidates::{CandidateOutcome, CandidateStatus};
+pub use candidates::{CandidateFate, CandidateStatus};
 pub use needed::{Action, Decision, Depth};
 pub use options::{KeepOrDrop, Membership, Options, SharedOptions};
 
@@ -30,24 +30,14 @@ use crate::prefix::open::State;
 use crate::prefix::set_aside::{Purpose, decide_again, refuse_excluded_deltas};
 use candidates::{Candidates, OpenedBackup, is_candidate_failure};
 use output::WriteFailure;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 use write::WrittenDatabase;
 
-/// The status of a restore that did not fail.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// A member or a file was written (or would be, in a dry run).
-    #[default]
-    Succeeded,
-    /// The existing member is sound and was kept.
-    NotNeeded,
-}
-
 /// The member that a restore writes.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Member {
     /// The member's name.
     pub name: String,
@@ -60,11 +50,10 @@ pub struct Member {
     pub members: Vec<String>,
 }
 
-/// The result of a restore. The fields are a contract: `deltafold schema restore`.
-#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Whether something was restored.
-    pub status: Status,
+/// The result of a restore. The fields are a contract: docs/reference/schemas/restore.json.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Restored {
     /// Whether to restore or to keep the existing member, and why.
     pub decision: Decision,
     /// The data directory, as an absolute path. null if a plain snapshot file is written.
@@ -83,7 +72,7 @@ pub struct Outcome {
     pub start_command: Option<Vec<String>>,
     /// Every backup that was opened, in the order in which the command names them. Empty if none had to
     /// be opened: with `--if-needed sanity`, when the member is kept.
-    pub candidates: Vec<CandidateOutcome>,
+    pub candidates: Vec<CandidateFate>,
     /// The base: the name of the full snapshot without its folder, or with --snapshot the file as
     /// given. null if nothing is restored.
     pub base: Option<String>,
@@ -157,7 +146,7 @@ pub fn run(
     options: &Options,
     to_snapshot: Option<&PlainTarget>,
     cancel: &Cancel,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<Restored>> {
     if backups.is_empty() {
         return Err(
             Reason::Usage.error("there is no backup to restore from: give --store or --snapshot")
@@ -179,7 +168,7 @@ pub(super) fn run_for_drill(
     backup: BackupLocation,
     options: &Options,
     cancel: &Cancel,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<Restored>> {
     restore(&[backup.into()], options, None, cancel, true)
 }
 
@@ -189,7 +178,7 @@ fn restore(
     to_snapshot: Option<&PlainTarget>,
     cancel: &Cancel,
     is_drill: bool,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<Restored>> {
     let restore = || {
         let restoration = Restoration {
             backups,
@@ -225,7 +214,7 @@ struct Restoration<'a> {
 }
 
 impl Restoration<'_> {
-    fn run(self) -> Result<Report<Outcome>> {
+    fn run(self) -> Result<Report<Restored>> {
         match (&self.options.data_dir, self.to_snapshot) {
             (Some(dir), _) => self.into_data_dir(dir),
             (None, Some(target)) => self.into_file(target),
@@ -244,7 +233,7 @@ impl Restoration<'_> {
             &State,
             &Context,
         ) -> Result<Option<WrittenDatabase>, WriteFailure>,
-    ) -> Result<(Outcome, bool)> {
+    ) -> Result<(Restored, bool)> {
         let mut first_failure = None;
         loop {
             // Excluding a candidate changes which one ranks first: compare again.
@@ -313,7 +302,7 @@ impl Restoration<'_> {
         source: &State,
         decision: Decision,
         written: Option<&WrittenDatabase>,
-    ) -> Result<Outcome> {
+    ) -> Result<Restored> {
         let mut outcome = self.outcome(decision);
         outcome.base = Some(source.base_name());
         outcome.deltas = source.deltas().map(|s| s.name.to_string()).collect();
@@ -334,14 +323,14 @@ impl Restoration<'_> {
     }
 
     /// Returns an outcome without a restored state: the decision, and what was read.
-    fn outcome(&self, decision: Decision) -> Outcome {
+    fn outcome(&self, decision: Decision) -> Restored {
         let contexts = self.backups.iter().filter_map(NamedBackup::context);
         let bytes_read = contexts.map(|ctx| ctx.store.bytes_read());
-        Outcome {
+        Restored {
             decision,
             bytes_read: bytes_read.sum(),
             dry_run: self.options.dry_run,
-            ..Outcome::default()
+            ..Restored::default()
         }
     }
 

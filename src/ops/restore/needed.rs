@@ -15,7 +15,6 @@ use crate::mvcc::history::META_BUCKET;
 use crate::mvcc::{Base, Fold, FoldOptions, KeyRange, Revision};
 use crate::prefix::open::DatabaseFile;
 use clap::ValueEnum;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,7 +37,8 @@ pub enum Depth {
 }
 
 /// What a restore does with the data directory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Action {
     /// The member is restored.
     #[default]
@@ -47,6 +47,7 @@ pub enum Action {
     Keep,
 }
 
+#[cfg(test)]
 const REASONS: [&str; 10] = [
     "Asked",
     "MemberMissing",
@@ -61,7 +62,8 @@ const REASONS: [&str; 10] = [
 ];
 
 /// The decision whether to restore, with its reason.
-#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Decision {
     /// `Restore`: the state is written. `Keep`: the existing member is kept.
     pub action: Action,
@@ -72,7 +74,7 @@ pub struct Decision {
     /// .snap file is missing. `HashMismatch`: at a revision that both hold, the member's HashKV differs
     /// from the backup's. `BehindBackup`: this is the cluster's only member, and even with all of its
     /// WAL it does not reach the backup's end. `MemberSound`: none of these.
-    #[schemars(extend("enum" = REASONS))]
+    #[cfg_attr(test, schemars(extend("enum" = REASONS)))]
     pub reason: &'static str,
     /// The reason as human-readable text; it may change.
     pub message: String,

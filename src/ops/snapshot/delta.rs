@@ -6,7 +6,7 @@ use super::delta_builder::{EncodedTransaction, PendingDelta};
 use super::full::{CONFIRM_TIMEOUT, Watched};
 use super::next::{Continuity, FullCause, FullReason};
 use super::saver::Saver;
-use super::{MetricsReporter, Outcome, SnapshotSettings};
+use super::{MetricsReporter, SnapshotSettings, TakenSnapshots};
 use crate::base::{byte_size, duration};
 use crate::error::{Reason, Result};
 use crate::etcd::cluster::{Cluster, is_worthwhile_for_deltas};
@@ -51,7 +51,7 @@ pub fn delta(
     settings: &SnapshotSettings,
     options: DeltaOptions,
     reporter: &MetricsReporter,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<TakenSnapshots>> {
     let clock = ReportBuilder::start();
     let mut saver = Saver::open(ctx, settings)?;
     let cluster = Cluster::observe(&settings.connector)?;

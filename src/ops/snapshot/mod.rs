@@ -99,19 +99,11 @@ impl NewSnapshot {
     }
 }
 
-/// Whether anything was saved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// At least one snapshot was saved.
-    Succeeded,
-    /// Nothing has changed since the last snapshot.
-    NothingToDo,
-}
-
 /// A saved snapshot in the report.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-#[schemars(rename = "Listed")]
-pub struct SnapshotOutcome {
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Listed"))]
+pub struct TakenSnapshot {
     /// The object's name without its folder; of `snapshot save` the path or URL.
     pub name: String,
     /// `Full`: a whole database. `Incr`: the events of a range of revisions.
@@ -134,10 +126,10 @@ pub struct SnapshotOutcome {
     pub live_keys: Option<u64>,
 }
 
-impl From<&NewSnapshot> for SnapshotOutcome {
+impl From<&NewSnapshot> for TakenSnapshot {
     fn from(snapshot: &NewSnapshot) -> Self {
         let is_full = snapshot.name.kind == Kind::Full;
-        SnapshotOutcome {
+        TakenSnapshot {
             name: snapshot.name.to_string(),
             kind: snapshot.name.kind,
             start_revision: snapshot.name.start,
@@ -153,7 +145,8 @@ impl From<&NewSnapshot> for SnapshotOutcome {
 }
 
 /// A range of revisions that cannot be restored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Hole {
     /// The first revision of the range.
     pub first_revision: Revision,
@@ -162,13 +155,12 @@ pub struct Hole {
 }
 
 /// The result of `snapshot full`, `snapshot delta` and `snapshot save`. The fields are a contract:
-/// `deltafold schema snapshot`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Whether anything was saved.
-    pub status: Status,
+/// docs/reference/schemas/snapshot.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct TakenSnapshots {
     /// The snapshots that were saved, in order.
-    pub snapshots: Vec<SnapshotOutcome>,
+    pub snapshots: Vec<TakenSnapshot>,
     /// The last saved revision.
     pub revision: Revision,
     /// Why a full was taken; null if none was. `Requested`: the user asked for it. `EmptyBucket`: the store
@@ -181,7 +173,7 @@ pub struct Outcome {
     /// --max-database-bytes or --max-value-bytes helps. `Scheduled`: only with `follow`.
     pub full_reason: Option<FullReason>,
     /// `full_reason` in words; the text may change.
-    pub message: Option<String>,
+    pub full_message: Option<String>,
     /// Whether a new timeline begins, because the cluster has another history than the store.
     pub timeline_began: bool,
     /// Whether it is proven that the cluster continues what was saved before; also true if nothing was. false if nothing
@@ -213,7 +205,7 @@ pub fn full(
     settings: &SnapshotSettings,
     is_final: bool,
     reporter: &MetricsReporter,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<TakenSnapshots>> {
     let clock = ReportBuilder::start();
     let mut saver = Saver::open(ctx, settings)?;
     match &saver.saved.backup {
@@ -230,21 +222,16 @@ pub fn full(
 }
 
 impl Saver<'_> {
-    fn into_report(self, mut clock: ReportBuilder) -> Report<Outcome> {
+    fn into_report(self, mut clock: ReportBuilder) -> Report<TakenSnapshots> {
         let summary = &self.summary;
         clock.warnings.clone_from(&summary.warnings);
         let saved = &summary.snapshots;
         let cause = summary.full_cause.as_ref();
-        clock.report(Outcome {
-            status: if saved.is_empty() {
-                Status::NothingToDo
-            } else {
-                Status::Succeeded
-            },
-            snapshots: saved.iter().map(SnapshotOutcome::from).collect(),
+        let body = TakenSnapshots {
+            snapshots: saved.iter().map(TakenSnapshot::from).collect(),
             revision: self.saved.last.unwrap_or_default(),
             full_reason: cause.map(|c| c.reason),
-            message: cause.map(|c| c.message.clone()),
+            full_message: cause.map(|c| c.message.clone()),
             timeline_began: summary.timeline_began,
             proven: !summary.is_unproven,
             hole: summary.hole,
@@ -253,6 +240,7 @@ impl Saver<'_> {
             events: saved.iter().map(|s| s.events).sum(),
             bytes_read: saved.iter().map(|s| s.uncompressed_bytes).sum(),
             bytes_written: saved.iter().map(|s| s.bytes).sum(),
-        })
+        };
+        clock.ended(body, !saved.is_empty(), None)
     }
 }

@@ -12,12 +12,12 @@ use crate::mvcc::Revision;
 use crate::prefix::last_saved::{End, MOST_DELTAS};
 use crate::prefix::scan::Scan;
 use chrono::{DateTime, TimeDelta, Utc};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
 /// Why a full snapshot is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, strum::IntoStaticStr)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, strum::IntoStaticStr)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum FullReason {
     /// The user asked for a full.
     Requested,

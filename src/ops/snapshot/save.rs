@@ -1,7 +1,7 @@
 //! Saves a plain snapshot of a live etcd, as `etcdctl snapshot save` writes it, but of a member that agrees with the
 //! others, and checked.
 
-use super::{FullReason, Outcome, SnapshotOutcome, SnapshotSettings, Status, full};
+use super::{FullReason, SnapshotSettings, TakenSnapshot, TakenSnapshots, full};
 use crate::backup::Compression;
 use crate::backup::codec::CompressionChoice;
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ pub fn save(
     ctx: &Context,
     settings: &SnapshotSettings,
     target: &PlainTarget,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<TakenSnapshots>> {
     let mut clock = ReportBuilder::start();
     target.check(ctx.keys.encrypts())?;
     let cluster = Cluster::observe(&settings.connector)?;
@@ -41,17 +41,16 @@ pub fn save(
     unnamed.file.sync_all().map_err(failed)?;
     unnamed.check_sum(hashing.hash.unwrap_or_default(), ctx.store.cancel())?;
     target.publish(unnamed, ctx.store.cancel())?;
-    let saved = SnapshotOutcome {
+    let saved = TakenSnapshot {
         name: target.name(),
-        ..SnapshotOutcome::from(&taken.saved(taken.name(ctx, 0, false)))
+        ..TakenSnapshot::from(&taken.saved(taken.name(ctx, 0, false)))
     };
     clock.warnings.extend(compared.warnings());
     clock.warnings.extend(taken.warnings.iter().cloned());
-    Ok(clock.report(Outcome {
-        status: Status::Succeeded,
+    Ok(clock.report(TakenSnapshots {
         revision: taken.revision,
         full_reason: Some(FullReason::Requested),
-        message: None,
+        full_message: None,
         timeline_began: false,
         proven: true,
         hole: None,

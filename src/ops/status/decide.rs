@@ -12,7 +12,6 @@ use crate::ops::snapshot::follow::LOCK;
 use crate::ops::verify::record::{RecordLevel, RecordResult, VerificationRecord};
 use crate::store::lock::lock_path;
 use chrono::{DateTime, TimeDelta, Utc};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -53,8 +52,9 @@ impl Default for Options {
 }
 
 /// The verdict in one word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub enum Verdict {
     /// Nothing is wrong
     Healthy,
     /// The newest snapshot is too old, or the backup was not verified for too long
@@ -67,15 +67,15 @@ pub enum Status {
     Empty,
 }
 
-impl Status {
+impl Verdict {
     /// Returns the word at the beginning of the text.
     pub fn as_str(self) -> &'static str {
         match self {
-            Status::Healthy => "healthy",
-            Status::Stale => "stale",
-            Status::SetBack => "set back",
-            Status::Damaged => "damaged",
-            Status::Empty => "empty",
+            Verdict::Healthy => "healthy",
+            Verdict::Stale => "stale",
+            Verdict::SetBack => "set back",
+            Verdict::Damaged => "damaged",
+            Verdict::Empty => "empty",
         }
     }
 }
@@ -111,8 +111,8 @@ pub(super) struct Facts<'a> {
 
 /// The verdict on a backup.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Verdict {
-    pub(super) status: Status,
+pub(super) struct Judgement {
+    pub(super) verdict: Verdict,
     /// All that is wrong, the worst first.
     pub(super) findings: Vec<Finding>,
     /// The allowed age of the newest snapshot.
@@ -125,7 +125,7 @@ pub(super) fn is_future(time: DateTime<Utc>, now: DateTime<Utc>) -> bool {
 }
 
 /// Decides whether a backup is healthy.
-pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Verdict {
+pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Judgement {
     let max_age = options.max_age.unwrap_or(if facts.has_deltas {
         MAX_AGE_WITH_DELTAS
     } else {
@@ -151,27 +151,27 @@ pub(super) fn decide(facts: &Facts, options: &Options, now: DateTime<Utc>) -> Ve
     let recent = set_backs.filter(|(began, _)| age(*began, now) < options.set_back_age);
     findings.extend(recent.map(|(_, finding)| finding.clone()));
     // Nothing there is worse than damage, and damage is worse than age. The sort keeps the order of equals.
-    findings.sort_by_key(|f| match status_of(f) {
-        Status::Empty => 0,
-        Status::Damaged => 1,
-        Status::SetBack => 2,
+    findings.sort_by_key(|f| match verdict_of(f) {
+        Verdict::Empty => 0,
+        Verdict::Damaged => 1,
+        Verdict::SetBack => 2,
         _ => 3,
     });
-    let status = findings.first().map_or(Status::Healthy, status_of);
-    Verdict {
-        status,
+    let verdict = findings.first().map_or(Verdict::Healthy, verdict_of);
+    Judgement {
+        verdict,
         findings,
         max_age,
     }
 }
 
 /// The verdict on a backup with this finding alone.
-fn status_of(finding: &Finding) -> Status {
+fn verdict_of(finding: &Finding) -> Verdict {
     match finding.failure() {
-        Some(Reason::NoSnapshots | Reason::OutOfRange) => Status::Empty,
-        Some(Reason::SetBack) => Status::SetBack,
-        Some(Reason::Stale | Reason::NotVerified) => Status::Stale,
-        _ => Status::Damaged,
+        Some(Reason::NoSnapshots | Reason::OutOfRange) => Verdict::Empty,
+        Some(Reason::SetBack) => Verdict::SetBack,
+        Some(Reason::Stale | Reason::NotVerified) => Verdict::Stale,
+        _ => Verdict::Damaged,
     }
 }
 
@@ -309,18 +309,18 @@ mod tests {
         }
     }
 
-    fn reasons(facts: &Facts, options: &Options) -> (Status, Vec<Reason>) {
-        let verdict = decide(facts, options, now());
-        let reasons = verdict
+    fn reasons(facts: &Facts, options: &Options) -> (Verdict, Vec<Reason>) {
+        let judgement = decide(facts, options, now());
+        let reasons = judgement
             .findings
             .iter()
             .filter_map(Finding::failure)
             .collect();
-        (verdict.status, reasons)
+        (judgement.verdict, reasons)
     }
 
-    fn of_records(records: &[VerificationRecord]) -> Status {
-        decide(&fresh(records), &Options::default(), now()).status
+    fn of_records(records: &[VerificationRecord]) -> Verdict {
+        decide(&fresh(records), &Options::default(), now()).verdict
     }
 
     #[test]
@@ -337,8 +337,8 @@ mod tests {
             };
             reasons(&facts, &options)
         };
-        let healthy = (Status::Healthy, vec![]);
-        let stale = (Status::Stale, vec![Reason::Stale]);
+        let healthy = (Verdict::Healthy, vec![]);
+        let stale = (Verdict::Stale, vec![Reason::Stale]);
         assert_eq!(status(15, true, None), healthy);
         assert_eq!(status(16, true, None), stale);
         assert_eq!(status(25 * 60, false, None), healthy);
@@ -362,9 +362,9 @@ mod tests {
             max_age: Some(Duration::from_secs(1_000_000)),
             ..Options::default()
         };
-        let verdict = decide(&facts, &options, now());
-        assert_eq!(verdict.status, Status::Stale);
-        let message = &verdict.findings[0].message;
+        let judgement = decide(&facts, &options, now());
+        assert_eq!(judgement.verdict, Verdict::Stale);
+        let message = &judgement.findings[0].message;
         assert!(
             message.contains("host.1 has not renewed its lock for 3m"),
             "{message}"
@@ -380,7 +380,7 @@ mod tests {
             ..fresh(&[])
         };
         let (status, reasons) = reasons(&facts, &Options::default());
-        assert_eq!((status, reasons), (Status::Stale, vec![Reason::Stale]));
+        assert_eq!((status, reasons), (Verdict::Stale, vec![Reason::Stale]));
     }
 
     #[test]
@@ -396,10 +396,10 @@ mod tests {
         };
         let age = [Reason::Stale, Reason::NotVerified];
         let expected = [&[Reason::DrillFailed][..], &age].concat();
-        assert_eq!(reasons(&facts, &options), (Status::Damaged, expected));
+        assert_eq!(reasons(&facts, &options), (Verdict::Damaged, expected));
         facts.damage = vec![Finding::error(Reason::RevisionGap, "gap")];
         let expected = [&[Reason::RevisionGap, Reason::DrillFailed][..], &age].concat();
-        assert_eq!(reasons(&facts, &options), (Status::Damaged, expected));
+        assert_eq!(reasons(&facts, &options), (Verdict::Damaged, expected));
         // The age of nothing is of no interest.
         facts.empty = Some(Finding::error(Reason::NoSnapshots, "nothing"));
         let expected = vec![
@@ -407,7 +407,7 @@ mod tests {
             Reason::RevisionGap,
             Reason::DrillFailed,
         ];
-        assert_eq!(reasons(&facts, &options), (Status::Empty, expected));
+        assert_eq!(reasons(&facts, &options), (Verdict::Empty, expected));
     }
 
     #[test]
@@ -418,10 +418,10 @@ mod tests {
                 ..fresh(&[])
             };
             let expected = match reason {
-                Reason::NoSnapshots | Reason::OutOfRange => Status::Empty,
-                Reason::SetBack => Status::SetBack,
-                Reason::Stale | Reason::NotVerified => Status::Stale,
-                _ => Status::Damaged,
+                Reason::NoSnapshots | Reason::OutOfRange => Verdict::Empty,
+                Reason::SetBack => Verdict::SetBack,
+                Reason::Stale | Reason::NotVerified => Verdict::Stale,
+                _ => Verdict::Damaged,
             };
             let decided = reasons(&facts, &Options::default());
             assert_eq!(decided, (expected, vec![reason]));
@@ -432,15 +432,15 @@ mod tests {
     fn a_failure_counts_until_a_later_success_of_that_depth_and_width() {
         use RecordLevel::*;
         let failed = |level, minutes| record(level, minutes).failed(Reason::CorruptSnapshot);
-        assert_eq!(of_records(&[failed(Fold, 100)]), Status::Damaged);
+        assert_eq!(of_records(&[failed(Fold, 100)]), Verdict::Damaged);
         for (level, minutes, expected) in [
-            (Checksums, 50, Status::Healthy),
-            (Fold, 50, Status::Healthy),
-            (Cluster, 50, Status::Healthy),
-            (Names, 50, Status::Damaged),
-            (Fold, 100, Status::Damaged),
-            (Fold, 150, Status::Damaged),
-            (Fold, -60, Status::Healthy),
+            (Checksums, 50, Verdict::Healthy),
+            (Fold, 50, Verdict::Healthy),
+            (Cluster, 50, Verdict::Healthy),
+            (Names, 50, Verdict::Damaged),
+            (Fold, 100, Verdict::Damaged),
+            (Fold, 150, Verdict::Damaged),
+            (Fold, -60, Verdict::Healthy),
         ] {
             let records = [failed(Checksums, 100), record(level, minutes)];
             assert_eq!(of_records(&records), expected, "{level:?} {minutes}");
@@ -448,7 +448,7 @@ mod tests {
         // A time in the future counts as now, so no success of today is later.
         assert_eq!(
             of_records(&[failed(Checksums, -60), record(Fold, 0)]),
-            Status::Damaged
+            Verdict::Damaged
         );
         // The newest chain alone does not refute a failure of all chains, nor a fold a failed drill.
         let wide = VerificationRecord {
@@ -463,14 +463,14 @@ mod tests {
             let narrow = record(Cluster, 50);
             assert_eq!(
                 of_records(&[failed.clone(), narrow.clone()]),
-                Status::Damaged
+                Verdict::Damaged
             );
             let all = VerificationRecord {
                 all_chains: true,
                 drill_succeeded: Some(true),
                 ..narrow
             };
-            assert_eq!(of_records(&[failed, all]), Status::Healthy);
+            assert_eq!(of_records(&[failed, all]), Verdict::Healthy);
         }
     }
 
@@ -481,9 +481,9 @@ mod tests {
                 reason: Some(reason.to_owned()),
                 ..record(RecordLevel::Fold, 5).failed(Reason::CorruptSnapshot)
             };
-            let verdict = decide(&fresh(&[forged]), &Options::default(), now());
-            assert_eq!(verdict.findings[0].reason, "CorruptSnapshot");
-            assert!(verdict.findings[0].message.contains(reason));
+            let judgement = decide(&fresh(&[forged]), &Options::default(), now());
+            assert_eq!(judgement.findings[0].reason, "CorruptSnapshot");
+            assert!(judgement.findings[0].message.contains(reason));
         }
     }
 
@@ -496,8 +496,8 @@ mod tests {
         };
         let verified = |records: &[VerificationRecord]| {
             let (status, reasons) = reasons(&fresh(records), &options);
-            assert_eq!(status == Status::Stale, reasons == [Reason::NotVerified]);
-            status == Status::Healthy
+            assert_eq!(status == Verdict::Stale, reasons == [Reason::NotVerified]);
+            status == Verdict::Healthy
         };
         assert!(!verified(&[]));
         assert!(!verified(&[record(Names, 1)]));
@@ -506,12 +506,12 @@ mod tests {
         assert!(verified(&[record(Fold, -6)]));
         assert!(verified(&[record(Names, 1), record(Cluster, 5)]));
         // Without the option, and of plain files, the age of a verification is only shown.
-        assert_eq!(of_records(&[record(Fold, 1_000_000)]), Status::Healthy);
+        assert_eq!(of_records(&[record(Fold, 1_000_000)]), Verdict::Healthy);
         let files = Facts {
             has_records: false,
             ..fresh(&[])
         };
-        assert_eq!(reasons(&files, &options).0, Status::Healthy);
+        assert_eq!(reasons(&files, &options).0, Verdict::Healthy);
     }
 
     #[test]
@@ -527,8 +527,8 @@ mod tests {
             };
             reasons(&facts, &Options::default())
         };
-        let gap = (Status::Damaged, vec![Reason::RevisionGap]);
-        let healthy = (Status::Healthy, vec![]);
+        let gap = (Verdict::Damaged, vec![Reason::RevisionGap]);
+        let healthy = (Verdict::Healthy, vec![]);
         assert_eq!(status(&[], 100), gap);
         assert_eq!(status(&[record(Names, 5)], 100), gap);
         assert_eq!(status(&[record(Checksums, 5)], 100), healthy);

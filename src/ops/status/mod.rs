@@ -6,7 +6,7 @@
 
 mod decide;
 
-pub use decide::{Options, Status};
+pub use decide::{Options, Verdict};
 
 use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Choice};
@@ -28,7 +28,6 @@ use crate::prefix::set_aside::{Purpose, decide_again, refuse_excluded_end};
 use crate::prefix::timeline_records::{self, Leaves};
 use chrono::{DateTime, TimeDelta, Utc};
 use decide::{Facts, PossibleGap, age, decide, is_future};
-use schemars::JsonSchema;
 use serde::Serialize;
 
 /// The command that closes a possible gap.
@@ -38,18 +37,13 @@ const MOST_WALLS: usize = 4;
 /// The time over which growth is averaged.
 const GROWTH_DAYS: i64 = 7;
 
-/// The result of `status`. The fields are a contract: `deltafold schema status`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-#[schemars(rename = "StatusOutcome")]
-pub struct Outcome {
+/// The result of `status`. The fields are a contract: docs/reference/schemas/status.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "StatusOutcome"))]
+pub struct BackupState {
     /// The verdict.
-    pub status: Status,
-    /// The process's exit code: that of the worst finding, see exit-codes.md.
-    pub code: u8,
-    /// The reason of the worst finding; null if nothing is wrong.
-    pub reason: Option<Reason>,
-    /// The worst finding. Human-readable: the text may change. null if nothing is wrong.
-    pub message: Option<String>,
+    pub verdict: Verdict,
     /// The URL of the store, or the path of the plain snapshot files.
     pub location: String,
     /// All that is wrong, the worst first.
@@ -87,7 +81,8 @@ pub struct Outcome {
 }
 
 /// The newest snapshot.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NewestSnapshot {
     /// The path of the snapshot, below the store's prefix or the folder.
     pub path: String,
@@ -100,7 +95,8 @@ pub struct NewestSnapshot {
 }
 
 /// The last verification of a level.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Verification {
     /// What was verified.
     pub level: RecordLevel,
@@ -132,7 +128,8 @@ pub struct Verification {
 }
 
 /// The size of a backup.
-#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Size {
     /// The size of all snapshots, in bytes.
     pub bytes: u64,
@@ -149,7 +146,7 @@ pub struct Size {
 ///
 /// # Errors
 /// Fails with the store's errors.
-pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<BackupState>> {
     let clock = ReportBuilder::start();
     let now = Utc::now();
     let mut facts = Collected {
@@ -179,7 +176,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
 }
 
 /// Reports a store that cannot be opened because it is not there. `e` is the error of opening it.
-pub fn of_nothing(location: &str, e: &Error, options: &Options) -> Report<Outcome> {
+pub fn of_nothing(location: &str, e: &Error, options: &Options) -> Report<BackupState> {
     let mut facts = Collected {
         has_records: true,
         ..Collected::default()
@@ -379,7 +376,7 @@ impl Collected {
         options: &Options,
         now: DateTime<Utc>,
         mut clock: ReportBuilder,
-    ) -> Report<Outcome> {
+    ) -> Report<BackupState> {
         let facts = Facts {
             empty: self.empty,
             damage: self.damage,
@@ -391,7 +388,7 @@ impl Collected {
             records: &self.records,
             has_records: self.has_records,
         };
-        let verdict = decide(&facts, options, now);
+        let judgement = decide(&facts, options, now);
         if self.from_the_future > 0 {
             clock.warn(format!(
                 "{} snapshots are from the future, so clocks differ: they do not count as the newest",
@@ -414,7 +411,7 @@ impl Collected {
                 finding.with_remedy_of_files(location)
             }
         };
-        let findings: Vec<Finding> = verdict.findings.into_iter().map(with_remedy).collect();
+        let findings: Vec<Finding> = judgement.findings.into_iter().map(with_remedy).collect();
         let problems = self.problems.into_iter().map(with_remedy).collect();
         // A backup that was never read should be.
         let read: Option<&[&str]> = match self.has_records {
@@ -438,11 +435,8 @@ impl Collected {
         };
         let failure = findings.first();
         let failure = failure.and_then(|f| Some(f.failure()?.error(f.message.as_str())));
-        let outcome = Outcome {
-            status: verdict.status,
-            code: failure.as_ref().map_or(0, |e| e.reason().exit_code()),
-            reason: failure.as_ref().map(Error::reason),
-            message: failure.as_ref().map(Error::to_string),
+        let outcome = BackupState {
+            verdict: judgement.verdict,
             location: location.to_owned(),
             findings,
             identity: self.identity,
@@ -450,7 +444,7 @@ impl Collected {
             newest: self.newest,
             follower: self.follower,
             from_the_future: self.from_the_future,
-            max_age_seconds: verdict.max_age.as_secs_f64(),
+            max_age_seconds: judgement.max_age.as_secs_f64(),
             latest_revision: latest,
             restorable: self.restorable,
             verifications,
@@ -459,7 +453,7 @@ impl Collected {
             problems,
             next,
         };
-        clock.report_with(outcome, failure)
+        clock.ended(outcome, true, failure)
     }
 }
 

@@ -4,6 +4,7 @@
 //! compacted like the member; compare. No database is written, nothing in etcd is changed, and only the verification's
 //! record is written to the store.
 
+use super::Verdict;
 use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::chain;
 use crate::error::{Error, Reason, Result};
@@ -17,7 +18,6 @@ use crate::prefix::select::{At, StateRequest, choose_timeline};
 use crate::prefix::set_aside::{Purpose, decide_again};
 use crate::prefix::{Context, identity};
 use crate::telemetry::progress::Step;
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -32,18 +32,12 @@ pub struct Options {
     pub record: bool,
 }
 
-/// Always success: a difference is an error of the operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// Every member that could be compared equals the backup.
-    Equal,
-}
-
-/// The result of a comparison. The fields are a contract: `deltafold schema verify`.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Always `Equal`.
-    pub status: Status,
+/// The result of a comparison. The fields are a contract: docs/reference/schemas/verify.json.
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ComparedCluster {
+    /// Always `Equal`: a difference is an error of the operation.
+    pub verdict: Verdict,
     /// The revision of the comparison.
     pub revision: Revision,
     /// The compacted revision that `hash_kv` depends on: that of the first member that was compared; -1 if it
@@ -62,15 +56,16 @@ pub struct Outcome {
     /// Number of live keys at `revision`.
     pub live_keys: u64,
     /// The members with a vote, by name.
-    pub members: Vec<MemberOutcome>,
+    pub members: Vec<ComparedMember>,
     /// The path of the object that records this verification for `deltafold status`, below the store's
     /// prefix; null if it was not written.
     pub recorded: Option<String>,
 }
 
 /// A member in the report.
-#[derive(Debug, Clone, JsonSchema, Serialize)]
-pub struct MemberOutcome {
+#[derive(Debug, Clone, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ComparedMember {
     /// The member's name; empty if the member was never started.
     pub name: String,
     /// The member's ID, hexadecimal, as etcdctl shows it.
@@ -145,7 +140,11 @@ pub fn choose_revision(
 /// Fails with `BackupDiffers` or `MembersDiffer` and the hashes; with `NoCommonRevision` if no revision and
 /// history exists on both sides; with the errors of etcd connections, of choosing and folding a chain, and of
 /// the store; with `Terminated`.
-pub fn run(ctx: &Context, connector: &Connector, options: &Options) -> Result<Report<Outcome>> {
+pub fn run(
+    ctx: &Context,
+    connector: &Connector,
+    options: &Options,
+) -> Result<Report<ComparedCluster>> {
     let clock = ReportBuilder::start();
     decide_again([ctx], Purpose::Verify, || {
         let comparison = Comparison {
@@ -178,7 +177,7 @@ struct FoldedBackup {
 }
 
 impl Comparison<'_> {
-    fn run(mut self) -> Result<Report<Outcome>> {
+    fn run(mut self) -> Result<Report<ComparedCluster>> {
         // The cluster comes first, because it fails faster than the store.
         let cluster = Cluster::observe(self.connector)?;
         if let Some(recorded) = identity::read(&self.ctx.store)?
@@ -236,7 +235,7 @@ impl Comparison<'_> {
             cluster.hash_kv_now(self.connector, &mut hashes, revision.0)?;
             folded = self.fold_for_all(&scan, &timeline.id, revision, &hashes)?;
         }
-        let members: Vec<MemberOutcome> =
+        let members: Vec<ComparedMember> =
             hashes.iter().map(|h| compare_member(h, &folded)).collect();
         for m in members.iter().filter(|m| m.equal.is_none()) {
             let why = m.error.as_deref().unwrap_or("it did not answer");
@@ -272,8 +271,8 @@ impl Comparison<'_> {
         // A cluster that is behind the backup has not confirmed the whole newest chain.
         self.records &= revision == saved;
         let recorded = self.record(&timeline.id, revision, Some(first.hash), None);
-        Ok(self.clock.report(Outcome {
-            status: Status::Equal,
+        Ok(self.clock.report(ComparedCluster {
+            verdict: Verdict::Equal,
             revision,
             compact_revision: Revision(compact),
             hash_kv: first.hash.hash,
@@ -373,10 +372,10 @@ impl Comparison<'_> {
 fn compare_member(
     member: &MemberHash,
     folded: &BTreeMap<i64, Result<FoldedBackup>>,
-) -> MemberOutcome {
+) -> ComparedMember {
     let backup = member.hash.and_then(|h| folded.get(&h.compact_revision));
     let backup_hash = backup.and_then(|b| b.as_ref().ok()).map(|b| b.hash);
-    MemberOutcome {
+    ComparedMember {
         name: member.name.clone(),
         id: format!("{:x}", member.member),
         endpoint: member.endpoint.clone(),
@@ -463,7 +462,7 @@ fn no_hashes(hashes: &[MemberHash], revision: Revision, saved: Revision) -> Erro
 
 /// Describes the comparison of a member in words.
 fn describe(
-    member: &MemberOutcome,
+    member: &ComparedMember,
     hashes: &[MemberHash],
     folded: &BTreeMap<i64, Result<FoldedBackup>>,
 ) -> String {

@@ -16,7 +16,6 @@ use crate::ops::restore::{self, BackupLocation, Membership};
 use crate::prefix::Context;
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -65,9 +64,10 @@ pub struct Options {
     pub client: Endpoints,
 }
 
-/// The result of a drill. A part of `deltafold schema verify`.
-#[derive(Debug, JsonSchema, Serialize)]
-pub struct Outcome {
+/// The result of a drill. A part of docs/reference/schemas/verify.json.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Drilled {
     /// The timeline's ID.
     pub timeline: String,
     /// The revision that was restored.
@@ -113,12 +113,12 @@ pub fn run(
     options: &Options,
     timeline: Option<&str>,
     revision: Revision,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<Drilled>> {
     let ctx = backup.context();
     let mut clock = ReportBuilder::start();
     remove_leftovers(&ctx.temp_dir);
     let folder = DrillFolder::new(&ctx.temp_dir)?;
-    let mut outcome = Outcome {
+    let mut outcome = Drilled {
         timeline: timeline.unwrap_or(MAIN).to_owned(),
         revision,
         succeeded: false,
@@ -149,7 +149,7 @@ pub fn run(
         }
         // The restore may find damage itself.
         Err(e) if e.reason() == Reason::DrillFailed || e.reason().is_bad_data() => {
-            Ok(clock.report_with(outcome, Some(e)))
+            Ok(clock.ended(outcome, true, Some(e)))
         }
         Err(e) => Err(e),
     }
@@ -165,7 +165,7 @@ struct Drill<'a> {
 }
 
 impl Drill<'_> {
-    fn run(&self, outcome: &mut Outcome, clock: &mut ReportBuilder) -> Result<()> {
+    fn run(&self, outcome: &mut Drilled, clock: &mut ReportBuilder) -> Result<()> {
         let data_dir = self.folder.join("data");
         let restore_started = Instant::now();
         let token = format!("deltafold-drill-{}-{:x}", std::process::id(), random_word());
@@ -300,8 +300,8 @@ impl Drill<'_> {
         connector: &Connector,
         cluster: &cluster::Cluster,
         restored_id: &str,
-        restored: &restore::Outcome,
-        outcome: &mut Outcome,
+        restored: &restore::Restored,
+        outcome: &mut Drilled,
     ) -> Result<()> {
         let status = cluster.members.iter().find_map(|m| m.status.as_ref());
         outcome.etcd_version = status.map(|s| s.version.clone());

@@ -2,19 +2,19 @@
 //!
 //! Nothing is compared with a live etcd, and no record is written.
 
+use super::Verdict;
 use super::drill;
-use super::store::{Level, Status};
+use super::store::Level;
 use crate::base::duration;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
-use crate::ops::report::{FailureFields, Report, ReportBuilder};
+use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::open::BackupLocation;
 use crate::prefix::select::StateRequest;
 use crate::prefix::snapshot_files::OpenFile;
 use crate::telemetry::metrics::VerificationFigures;
 use chrono::{DateTime, Utc};
-use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -29,15 +29,13 @@ pub struct Options {
     pub drill: Option<drill::Options>,
 }
 
-/// The result of `verify --snapshot`. The fields are a contract: `deltafold schema verify`.
-#[derive(Debug, JsonSchema, Serialize)]
-#[schemars(rename = "PlainOutcome")]
-pub struct Outcome {
+/// The result of `verify --snapshot`. The fields are a contract: docs/reference/schemas/verify.json.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "PlainOutcome"))]
+pub struct VerifiedFile {
     /// Whether the file is good.
-    pub status: Status,
-    /// The error, if it failed.
-    #[serde(flatten)]
-    pub error: FailureFields,
+    pub verdict: Verdict,
     /// How thoroughly the file was verified.
     pub level: Level,
     /// The path or the URL of the file.
@@ -59,7 +57,7 @@ pub struct Outcome {
     /// Whether a SHA-256 follows the database; without one, nothing proves that the bytes are intact.
     pub has_checksum: bool,
     /// The restore drill; null if there was none.
-    pub drill: Option<Report<drill::Outcome>>,
+    pub drill: Option<Report<drill::Drilled>>,
 }
 
 /// Verifies a plain snapshot file.
@@ -67,7 +65,11 @@ pub struct Outcome {
 /// # Errors
 /// `CorruptSnapshot`; `Usage` if an age is asked for and the name tells no time; `Io`, `NoSpace`, `Terminated`; those of
 /// a drill. A file that is too old (`Stale`) and a drill that failed are part of the report.
-pub fn run(backup: &BackupLocation, file: &OpenFile, options: &Options) -> Result<Report<Outcome>> {
+pub fn run(
+    backup: &BackupLocation,
+    file: &OpenFile,
+    options: &Options,
+) -> Result<Report<VerifiedFile>> {
     let mut clock = ReportBuilder::start();
     let (ctx, snapshot) = (backup.context(), &file.snapshot);
     let age = file
@@ -93,8 +95,8 @@ pub fn run(backup: &BackupLocation, file: &OpenFile, options: &Options) -> Resul
     let mut failure = None;
     let mut drilled = None;
     if let Some(drill) = &options.drill {
-        let mut report = drill::run(backup, drill, None, snapshot.base.revision)?;
-        failure = report.failure.take();
+        let report = drill::run(backup, drill, None, snapshot.base.revision)?;
+        failure = report.failure.as_ref().map(Error::again);
         drilled = Some(report);
     }
     if let (Some(age), Some(most)) = (age.and_then(|age| age.to_std().ok()), options.max_age)
@@ -108,12 +110,8 @@ pub fn run(backup: &BackupLocation, file: &OpenFile, options: &Options) -> Resul
         ));
         failure.get_or_insert(stale);
     }
-    let outcome = Outcome {
-        status: match failure {
-            None => Status::Verified,
-            Some(_) => Status::Failed,
-        },
-        error: FailureFields::from(&failure),
+    let outcome = VerifiedFile {
+        verdict: Verdict::of(failure.as_ref()),
         level: options.level,
         path: file.name.clone(),
         created: file.created,
@@ -126,13 +124,13 @@ pub fn run(backup: &BackupLocation, file: &OpenFile, options: &Options) -> Resul
         has_checksum: snapshot.has_checksum,
         drill: drilled,
     };
-    Ok(clock.report_with(outcome, failure))
+    Ok(clock.ended(outcome, true, failure))
 }
 
-impl Outcome {
+impl Report<VerifiedFile> {
     /// Returns the outcome as metrics.
     pub fn metrics(&self) -> VerificationFigures {
-        let reason = self.error.reason.map(|reason| (reason.as_str(), 1));
+        let reason = self.reason().map(|reason| (reason.as_str(), 1));
         let drill = self.drill.as_ref();
         VerificationFigures {
             findings: reason.into_iter().collect(),

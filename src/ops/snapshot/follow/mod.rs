@@ -88,19 +88,10 @@ pub struct FollowOptions {
     pub is_final: bool,
 }
 
-/// Always success: failures are retried until the follower is stopped.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// The follower was stopped and has saved all events.
-    #[default]
-    Succeeded,
-}
-
-/// The result of `snapshot follow`. The fields are a contract: `deltafold schema follow`.
-#[derive(Debug, Clone, Default, JsonSchema, Serialize)]
-pub struct Outcome {
-    /// Always `Succeeded`.
-    pub status: Status,
+/// The result of `snapshot follow`. The fields are a contract: docs/reference/schemas/follow.json.
+#[derive(Debug, Clone, Default, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Followed {
     /// Number of fulls saved.
     pub fulls: u64,
     /// Number of deltas saved.
@@ -154,7 +145,7 @@ pub fn follow(
     lock: &mut Lock,
     reporter: &MetricsReporter,
     stop: &Cancel,
-) -> Result<Report<Outcome>> {
+) -> Result<Report<Followed>> {
     let clock = ReportBuilder::start();
     let mut follower = Follower {
         ctx,
@@ -163,7 +154,7 @@ pub fn follow(
         reporter,
         stop,
         clock,
-        outcome: Outcome::default(),
+        outcome: Followed::default(),
         cluster: None,
         differing: Vec::new(),
         raft: None,
@@ -217,7 +208,7 @@ struct Follower<'a> {
     reporter: &'a MetricsReporter,
     stop: &'a Cancel,
     clock: ReportBuilder,
-    outcome: Outcome,
+    outcome: Followed,
     /// The cluster that the sessions so far were allowed to save.
     cluster: Option<ClusterFacts>,
     /// The IDs of the members that differed at the last comparison, which precedes each full.

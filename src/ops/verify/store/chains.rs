@@ -10,12 +10,12 @@ use crate::mvcc::{Base, HashKv, KeepHistory, Revision};
 use crate::ops::findings::gap_after;
 use crate::prefix::open::State;
 use crate::telemetry::progress::Step;
-use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A chain that was verified.
-#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
-pub struct ChainOutcome {
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct VerifiedChain {
     /// The ID of the timeline.
     pub timeline: String,
     /// The path of the chain's full.
@@ -126,8 +126,8 @@ impl Verification<'_> {
         Ok(())
     }
 
-    fn chain_outcome(&self, timeline: &Timeline, chain: &Chain) -> ChainOutcome {
-        ChainOutcome {
+    fn chain_outcome(&self, timeline: &Timeline, chain: &Chain) -> VerifiedChain {
+        VerifiedChain {
             timeline: timeline.id.clone(),
             base: self.path(chain.base),
             deltas: chain.deltas.len(),
@@ -206,7 +206,7 @@ impl Verification<'_> {
         &mut self,
         timeline: &Timeline,
         chain: &Chain,
-        outcome: &mut ChainOutcome,
+        outcome: &mut VerifiedChain,
     ) -> Result<Option<Revision>> {
         if !self.is_usable(chain) {
             return Ok(None);
@@ -269,7 +269,7 @@ impl Verification<'_> {
         timeline: &Timeline,
         span: &ChainSpan,
         compact: Revision,
-        outcome: &mut ChainOutcome,
+        outcome: &mut VerifiedChain,
     ) -> Result<()> {
         let Some((next, next_revision)) = span.next.filter(|n| !self.unusable.contains(&n.0))
         else {

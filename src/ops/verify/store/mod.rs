@@ -7,8 +7,9 @@ mod chains;
 mod contents;
 pub(super) mod findings;
 
-pub use chains::ChainOutcome;
+pub use chains::VerifiedChain;
 
+use super::Verdict;
 use super::drill;
 use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::catalog::Snapshot;
@@ -91,18 +92,10 @@ pub struct Options {
     pub record: bool,
 }
 
-/// Whether the backup is good.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize)]
-pub enum Status {
-    /// No error was found.
-    Verified,
-    /// At least one error was found.
-    Failed,
-}
-
 /// The newest state that can be restored.
-#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize)]
-#[schemars(rename = "Newest")]
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Newest"))]
 pub struct NewestState {
     /// The timeline's ID.
     pub timeline: String,
@@ -122,17 +115,12 @@ pub struct NewestState {
     pub snapshot_age_seconds: f64,
 }
 
-/// The result of a verification. The fields are a contract: `deltafold schema verify`.
-#[derive(Debug, JsonSchema, Serialize)]
-pub struct Outcome {
+/// The result of a verification. The fields are a contract: docs/reference/schemas/verify.json.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct VerifiedBackup {
     /// Whether the backup is good.
-    pub status: Status,
-    /// The process's exit code: that of the worst error, see exit-codes.md.
-    pub code: u8,
-    /// The reason of the worst error; null if there is none.
-    pub reason: Option<Reason>,
-    /// The worst error. Human-readable: the text may change. null if there is none.
-    pub message: Option<String>,
+    pub verdict: Verdict,
     /// How thoroughly the backup was verified.
     pub level: Level,
     /// Whether every chain of every timeline was verified; otherwise only the one that a restore of the
@@ -149,13 +137,13 @@ pub struct Outcome {
     /// All findings, errors first.
     pub findings: Vec<Finding>,
     /// The chains that were verified.
-    pub chains: Vec<ChainOutcome>,
+    pub chains: Vec<VerifiedChain>,
     /// The ranges that can be restored, by timeline, without damaged snapshots.
     pub restorable: Vec<Restorable>,
     /// The newest state that can be restored; null if there is none, or if no timeline is the newest.
     pub newest: Option<NewestState>,
     /// The restore drills.
-    pub drills: Vec<Report<drill::Outcome>>,
+    pub drills: Vec<Report<drill::Drilled>>,
     /// Bytes read from the store.
     pub bytes_read: u64,
     /// The path of the object that records this verification for `deltafold status`, below the store's
@@ -169,18 +157,22 @@ pub struct Outcome {
 /// # Errors
 /// Fails with `NoSnapshots` if the store holds none; with `NoSuchTimeline`, `CannotDecrypt`,
 /// `SnapshotVanished`; with the store's errors; with `Io`, `NoSpace`, `Terminated`.
-pub fn run(ctx: &Context, options: &Options) -> Result<Report<Outcome>> {
+pub fn run(ctx: &Context, options: &Options) -> Result<Report<VerifiedBackup>> {
     let mut clock = ReportBuilder::start();
     let (mut outcome, failure) = decide_again([ctx], Purpose::Verify, || verify(ctx, options))?;
     if options.record && options.timeline.is_some() {
         clock.warn(record::not_recorded("--timeline"));
     } else if options.record {
-        outcome.recorded = record::save(&ctx.store, &outcome.to_record(), &mut clock);
+        outcome.recorded = record::save(
+            &ctx.store,
+            &outcome.to_record(failure.as_ref().map(Error::reason)),
+            &mut clock,
+        );
     }
-    Ok(clock.report_with(outcome, failure))
+    Ok(clock.ended(outcome, true, failure))
 }
 
-fn verify(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> {
+fn verify(ctx: &Context, options: &Options) -> Result<(VerifiedBackup, Option<Error>)> {
     let mut findings = Findings::default();
     let (identity, problem) = list::recorded_identity(ctx)?;
     if let Some(problem) = problem {
@@ -234,14 +226,8 @@ fn verify(ctx: &Context, options: &Options) -> Result<(Outcome, Option<Error>)> 
         }
     };
     let findings = findings.into_iter().map(with_remedy).collect();
-    let outcome = Outcome {
-        status: match failure {
-            None => Status::Verified,
-            Some(_) => Status::Failed,
-        },
-        code: failure.as_ref().map_or(0, |e| e.reason().exit_code()),
-        reason: failure.as_ref().map(Error::reason),
-        message: failure.as_ref().map(Error::to_string),
+    let outcome = VerifiedBackup {
+        verdict: Verdict::of(failure.as_ref()),
         level: options.level,
         all_chains: options.all_chains,
         identity,
@@ -273,8 +259,8 @@ struct Verification<'a> {
     /// Snapshots that are damaged or do not fit their chain.
     unusable: BTreeSet<usize>,
     findings: Findings,
-    chains: Vec<ChainOutcome>,
-    drills: Vec<Report<drill::Outcome>>,
+    chains: Vec<VerifiedChain>,
+    drills: Vec<Report<drill::Drilled>>,
 }
 
 impl<'a> Verification<'a> {
@@ -453,8 +439,8 @@ impl<'a> Verification<'a> {
             return Ok(());
         };
         let backup = BackupLocation::Prefix(self.ctx.clone());
-        let mut drill = drill::run(&backup, options, Some(&timeline.id), revision)?;
-        let failure = drill.failure.take();
+        let drill = drill::run(&backup, options, Some(&timeline.id), revision)?;
+        let failure = drill.failure.as_ref().map(Error::again);
         self.drills.push(drill);
         if let Some(e) = failure {
             self.error(&e, Some(timeline), &[]);
@@ -471,11 +457,11 @@ impl<'a> Verification<'a> {
     }
 }
 
-impl Outcome {
+impl VerifiedBackup {
     /// Returns the record of this verification, which ends now.
-    fn to_record(&self) -> VerificationRecord {
+    fn to_record(&self, failure: Option<Reason>) -> VerificationRecord {
         let newest = self.newest.as_ref();
-        let is_newest = |c: &&ChainOutcome| {
+        let is_newest = |c: &&VerifiedChain| {
             newest.is_some_and(|n| (&n.timeline, n.last_revision) == (&c.timeline, c.last_revision))
         };
         let chain = self.chains.iter().rev().find(is_newest);
@@ -496,7 +482,7 @@ impl Outcome {
                 Level::Fold => RecordLevel::Fold,
             })
         };
-        match self.reason {
+        match failure {
             None => record,
             Some(reason) => record.failed(reason),
         }

@@ -1,10 +1,9 @@
-//! `deltafold schema`: the JSON schemas of results, made from the types that commands print.
+//! The JSON schemas of results, made from the types that commands print.
 
-use super::print;
-use super::print::{Failure, codes};
-use super::task::TaskOutcome;
+use super::print::Failure;
+use super::task::CreatedTask;
 use super::{deleted, diff, explore, get, history};
-use crate::error::{Error, Result};
+use crate::error::Reason;
 use crate::ops::read::diff::Omitted;
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
@@ -12,49 +11,25 @@ use crate::ops::{
     apply, compact, copy, gc, list, maintain, restore, snapshot, status, store_check, verify,
 };
 use crate::telemetry::termination::Message;
-use clap::Args;
-use clap::builder::PossibleValuesParser;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
 /// If an enum has more names than this, its names are not described one by one. This is meant for the list of
 /// reasons, which docs/exit-codes.md describes.
 const MAX_DESCRIBED_NAMES: usize = 20;
-
-/// Print the JSON schema of a command's result
-///
-/// With --output json a command prints one JSON object on standard output; `export` prints one a line. The
-/// fields keep their names and meanings. A later version can add fields and values.
-#[derive(Debug, Args)]
-#[command(after_long_help = "\
-Examples:
-  Print the schema of `deltafold list --output json`:
-      deltafold schema list
-  Print that of the message with which a command ends in a Pod:
-      deltafold schema termination-message")]
-pub(super) struct SchemaArgs {
-    /// Command; `snapshot` stands for `snapshot full`, `delta` and `save`, `follow` for `snapshot follow`
-    #[arg(value_name = "COMMAND", value_parser = PossibleValuesParser::new(schema_names()))]
-    name: String,
-}
-
-impl SchemaArgs {
-    pub(super) fn run(&self) -> Result<()> {
-        let schema = schema(&self.name);
-        let schema = schema.ok_or_else(|| Error::internal("no such schema"))?;
-        print(&format!("{schema:#}\n"))
-    }
-}
 
 /// Returns the schemas of a command's results.
 type Results = fn(&mut SchemaGenerator) -> Vec<Schema>;
 
 /// The commands that print JSON, by the names of their schemas.
 const COMMANDS: [(&str, Results); 20] = [
-    ("apply", |g| vec![report::<apply::Outcome>(g)]),
-    ("compact", |g| vec![report::<compact::Outcome>(g)]),
-    ("copy", |g| vec![report::<copy::Outcome>(g)]),
+    ("apply", |g| vec![report::<apply::AppliedState>(g)]),
+    ("compact", |g| vec![report::<compact::Compacted>(g)]),
+    ("copy", |g| vec![report::<copy::CopiedBackup>(g)]),
     ("deleted", |g| {
         list::<deleted::Head, deleted::DeletedJson>(g, "deleted")
     }),
@@ -66,49 +41,59 @@ const COMMANDS: [(&str, Results); 20] = [
     }),
     ("explore", |g| vec![g.subschema_for::<explore::Page>()]),
     ("export", |g| vec![g.subschema_for::<KeyWithRecord>()]),
-    ("follow", |g| vec![report::<snapshot::follow::Outcome>(g)]),
-    ("gc", |g| vec![report::<gc::Outcome>(g)]),
+    ("follow", |g| vec![report::<snapshot::follow::Followed>(g)]),
+    ("gc", |g| vec![report::<gc::CleanedBackup>(g)]),
     ("get", |g| list::<get::Head, KeyWithRecord>(g, "keys")),
     ("history", |g| {
         list::<history::Head, VersionJson>(g, "versions")
     }),
     ("list", |g| {
         vec![
-            report::<list::Outcome>(g),
-            report::<list::files::Outcome>(g),
+            report::<list::ListedBackup>(g),
+            report::<list::files::ListedFiles>(g),
         ]
     }),
-    ("maintain", |g| vec![report::<maintain::Outcome>(g)]),
-    ("pin", |g| vec![report::<gc::pin::Outcome>(g)]),
-    ("restore", |g| vec![report::<restore::Outcome>(g)]),
-    ("snapshot", |g| vec![report::<snapshot::Outcome>(g)]),
-    ("status", |g| vec![report::<status::Outcome>(g)]),
-    ("store-check", |g| vec![report::<store_check::Outcome>(g)]),
-    ("task", |g| vec![g.subschema_for::<TaskOutcome>()]),
+    ("maintain", |g| vec![report::<maintain::Maintained>(g)]),
+    ("pin", |g| vec![report::<gc::pin::PinnedChain>(g)]),
+    ("restore", |g| vec![report::<restore::Restored>(g)]),
+    ("snapshot", |g| vec![report::<snapshot::TakenSnapshots>(g)]),
+    ("status", |g| vec![report::<status::BackupState>(g)]),
+    ("store-check", |g| {
+        vec![report::<store_check::CheckedStore>(g)]
+    }),
+    ("task", |g| vec![g.subschema_for::<CreatedTask>()]),
     ("verify", |g| {
         vec![
-            report::<verify::store::Outcome>(g),
-            report::<verify::cluster::Outcome>(g),
-            report::<verify::file::Outcome>(g),
+            report::<verify::store::VerifiedBackup>(g),
+            report::<verify::cluster::ComparedCluster>(g),
+            report::<verify::file::VerifiedFile>(g),
         ]
     }),
 ];
 /// The name of the schema of the termination message.
 const MESSAGE: &str = "termination-message";
 
-/// Returns the names by which `deltafold schema` knows the schemas. It makes none: every command line is built
-/// with them.
-pub fn schema_names() -> impl Iterator<Item = &'static str> {
-    COMMANDS.iter().map(|(name, _)| *name).chain([MESSAGE])
-}
-
-/// Returns the schema of this name.
-pub fn schema(name: &str) -> Option<Value> {
-    if name == MESSAGE {
-        return Some(message());
+/// The schemas in docs/reference/schemas/ are those of the types that commands print. With DELTAFOLD_TEST_WRITE, they are
+/// written.
+#[test]
+fn the_documented_schemas_are_those_of_the_types() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/schemas");
+    let mut schemas: BTreeMap<&str, Value> = BTreeMap::from([(MESSAGE, message())]);
+    schemas.extend(COMMANDS.map(|(name, results)| (name, of(name, results))));
+    let writes = std::env::var_os("DELTAFOLD_TEST_WRITE").is_some();
+    for (name, schema) in &schemas {
+        let file = folder.join(format!("{name}.json"));
+        let made = format!("{schema:#}\n");
+        if writes {
+            fs::write(&file, &made).unwrap();
+        }
+        let documented = fs::read_to_string(&file).unwrap_or_default();
+        assert!(
+            documented == made,
+            "{name}: write it with DELTAFOLD_TEST_WRITE=1"
+        );
     }
-    let (command, results) = COMMANDS.iter().find(|(command, _)| *command == name)?;
-    Some(of(command, *results))
+    assert_eq!(fs::read_dir(folder).unwrap().count(), schemas.len());
 }
 
 /// The schema of a command's output: one of `results`, or a failure.
@@ -141,6 +126,19 @@ fn message() -> Value {
     let title = "Content of the file that `--termination-log FILE` writes";
     let format = "One JSON object of less than 4096 bytes";
     document(MESSAGE, title, format, schema.to_value())
+}
+
+/// Returns one schema for each exit code: that code, with any of its reasons.
+pub(super) fn codes() -> Value {
+    let mut reasons: BTreeMap<u8, Vec<&str>> = BTreeMap::new();
+    for reason in Reason::ALL {
+        let of_code = reasons.entry(reason.exit_code()).or_default();
+        of_code.push(reason.as_str());
+    }
+    let pairs = reasons.iter().map(|(code, reasons)| {
+        json!({"properties": {"code": {"const": code}, "reason": {"enum": reasons}}})
+    });
+    pairs.collect()
 }
 
 /// Completes a schema with its title, its description and its ID.
