@@ -72,7 +72,6 @@ pub(super) struct Head<'a> {
 /// A deleted key.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Deleted"))]
 pub(super) struct DeletedJson<'a> {
     #[serde(flatten)]
     key: KeyJson<'a>,

@@ -51,7 +51,6 @@ pub(super) struct ExploreArgs {
 /// The page that is served.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Page"))]
 pub(super) struct Page<'a> {
     /// Where it is served, with the token that opens it; with --token-file, `TOKEN` stands for it.
     address: &'a str,

@@ -73,59 +73,67 @@ const COMMANDS: [(&str, Results); 20] = [
 /// The name of the schema of the termination message.
 const MESSAGE: &str = "termination-message";
 
-/// The schemas in docs/reference/schemas/ are those of the types that commands print. With DELTAFOLD_TEST_WRITE, they are
-/// written.
+/// docs/reference/schemas.json has the schemas of the types that commands print, one a line. With DELTAFOLD_TEST_WRITE, it
+/// is written.
 #[test]
 fn the_documented_schemas_are_those_of_the_types() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/schemas");
-    let mut schemas: BTreeMap<&str, Value> = BTreeMap::from([(MESSAGE, message())]);
-    schemas.extend(COMMANDS.map(|(name, results)| (name, of(name, results))));
-    let writes = std::env::var_os("DELTAFOLD_TEST_WRITE").is_some();
-    for (name, schema) in &schemas {
-        let file = folder.join(format!("{name}.json"));
-        let made = format!("{schema:#}\n");
-        if writes {
-            fs::write(&file, &made).unwrap();
-        }
-        let documented = fs::read_to_string(&file).unwrap_or_default();
-        assert!(
-            documented == made,
-            "{name}: write it with DELTAFOLD_TEST_WRITE=1"
-        );
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let mut generator = settings.into_generator();
+    let mut all = Map::new();
+    for (name, results) in COMMANDS {
+        all.insert(name.to_owned(), of(name, results, &mut generator));
     }
-    assert_eq!(fs::read_dir(folder).unwrap().count(), schemas.len());
+    all.insert(MESSAGE.to_owned(), message(&mut generator));
+    all.extend(generator.take_definitions(true));
+    let mut lines: Vec<String> = Vec::new();
+    for (name, mut schema) in all {
+        tidy(&mut schema);
+        lines.push(format!("{}:{schema}", json!(name)));
+    }
+    lines.sort();
+    let made = format!(
+        "{{\"$schema\":\"https://json-schema.org/draft/2020-12/schema\",\"$id\":\"schemas.json\",\"$defs\":{{\n{}\n}}}}\n",
+        lines.join(",\n")
+    );
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/schemas.json");
+    if std::env::var_os("DELTAFOLD_TEST_WRITE").is_some() {
+        fs::write(&file, &made).unwrap();
+    }
+    let documented = fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        documented == made,
+        "write {} with tests/generate",
+        file.display()
+    );
 }
 
 /// The schema of a command's output: one of `results`, or a failure.
-fn of(name: &str, results: Results) -> Value {
-    let settings = SchemaSettings::draft2020_12().for_serialize();
-    let mut generator = settings.into_generator();
-    let mut results = results(&mut generator);
+fn of(name: &str, results: Results, generator: &mut SchemaGenerator) -> Value {
+    let mut results = results(generator);
     results.push(generator.subschema_for::<Failure>());
     let format = match name {
-        "export" => "Each line is a JSON object",
-        "history" => "One JSON object on standard output for each object that is named",
-        _ => "One JSON object on standard output",
+        "export" => "each line is a JSON object",
+        "history" => "one JSON object for each object that is named",
+        _ => "one JSON object",
     };
     let command = match name {
         "follow" => "snapshot follow",
-        "snapshot" => "snapshot full|delta",
+        "snapshot" => "snapshot full|delta|save",
         "store-check" => "store check",
         "task" => "task create",
         other => other,
     };
-    let title = format!("Output of `deltafold {command} --output json`");
-    let schema = json!({ "oneOf": results, "$defs": generator.take_definitions(true) });
-    document(name, &title, format, schema)
+    let title = format!("`deltafold {command} --output json`: {format}");
+    json!({ "title": title, "oneOf": results })
 }
 
 /// The schema of the termination message.
-fn message() -> Value {
-    let settings = SchemaSettings::draft2020_12().for_serialize();
-    let schema = settings.into_generator().into_root_schema_for::<Message>();
-    let title = "Content of the file that `--termination-log FILE` writes";
-    let format = "One JSON object of less than 4096 bytes";
-    document(MESSAGE, title, format, schema.to_value())
+fn message(generator: &mut SchemaGenerator) -> Value {
+    let mut schema = Message::json_schema(generator).to_value();
+    let title =
+        "The file that `--termination-log FILE` writes: one JSON object of less than 4096 bytes";
+    schema["title"] = title.into();
+    schema
 }
 
 /// Returns one schema for each exit code: that code, with any of its reasons.
@@ -139,19 +147,6 @@ pub(super) fn codes() -> Value {
         json!({"properties": {"code": {"const": code}, "reason": {"enum": reasons}}})
     });
     pairs.collect()
-}
-
-/// Completes a schema with its title, its description and its ID.
-fn document(name: &str, title: &str, format: &str, mut schema: Value) -> Value {
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
-    schema["$id"] = format!("{name}.schema.json").into();
-    schema["title"] = title.into();
-    let description = format!(
-        "{format}. Later versions of deltafold may add fields; existing fields keep their names and meanings."
-    );
-    schema["description"] = description.into();
-    tidy(&mut schema);
-    schema
 }
 
 fn report<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {

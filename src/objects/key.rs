@@ -47,10 +47,9 @@ impl fmt::Display for EtcdPrefixes {
     }
 }
 
-/// An object of an API server. The fields are a contract: docs/reference/schemas/get.json.
+/// An object of an API server. The fields are a contract.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Object"))]
 pub struct ObjectKey<'a> {
     /// The API version, such as `apps/v1`; null if the value does not tell (deleted, encrypted).
     pub api_version: Option<Cow<'a, str>>,

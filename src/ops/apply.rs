@@ -45,7 +45,6 @@ pub struct Options {
 /// What is done with a key that differs (in a dry run: would be).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Verb"))]
 #[serde(rename_all = "lowercase")]
 pub enum DifferenceKind {
     /// The live etcd lacks it.
@@ -114,7 +113,7 @@ pub struct Skipped {
     pub message: String,
 }
 
-/// The result of `apply`. The fields are a contract: docs/reference/schemas/apply.json.
+/// The result of `apply`. The fields are a contract.
 #[derive(Debug, Clone, Default, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct AppliedState {

@@ -70,7 +70,7 @@ impl Options {
     }
 }
 
-/// The result of a compaction. The fields are a contract: docs/reference/schemas/compact.json.
+/// The result of a compaction. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Compacted {

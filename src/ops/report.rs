@@ -67,7 +67,6 @@ impl<B> DerefMut for Report<B> {
 /// The failure of an operation, as fields of its report.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Failed"))]
 struct FailureFields {
     /// The process's exit code; 0 if the operation did not fail.
     code: u8,

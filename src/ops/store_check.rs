@@ -19,7 +19,7 @@ const TWO_PARTS: u64 = (8 << 20) + 1;
 /// What makes a store read an object by ranges, in bytes.
 const BY_RANGES: u64 = 16 << 20;
 
-/// The result of a store check. The fields are a contract: docs/reference/schemas/store-check.json.
+/// The result of a store check. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CheckedStore {
@@ -62,7 +62,6 @@ pub enum Ability {
 /// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "State"))]
 pub enum AbilityState {
     /// It worked.
     Works,

@@ -21,7 +21,7 @@ const MAX_NAME: usize = 64;
 /// The end of a text that was cut.
 const ELLIPSIS: char = '…';
 
-/// How a command ended. The fields are a contract: docs/reference/schemas/termination-message.json.
+/// How a command ended. The fields are a contract.
 #[derive(Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Message {

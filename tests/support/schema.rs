@@ -1,22 +1,25 @@
-//! Validates what commands print against the schemas in docs/reference/schemas/.
+//! Validates what commands print against the schemas in docs/reference/schemas.json.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Mutex;
 
-use super::manifests::{path, read};
+use super::manifests::read;
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::Value;
 
-/// The folder of the schemas. A unit test of the library writes and compares them.
-const FOLDER: &str = "docs/reference/schemas";
+/// Returns docs/reference/schemas.json, which a unit test of the library writes and compares.
+pub fn all() -> Value {
+    serde_json::from_str(&read("docs/reference/schemas.json")).expect("JSON")
+}
 
-/// Returns the names of all schemas.
+/// Returns the names of the commands' schemas, and that of the termination message.
 pub fn names() -> Vec<String> {
-    let files = std::fs::read_dir(path(FOLDER)).expect("the folder of the schemas");
-    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let all = all();
+    let names = all["$defs"].as_object().expect("schemas").keys();
     names
-        .map(|name| name.strip_suffix(".json").unwrap().to_owned())
+        .filter(|name| name.starts_with(char::is_lowercase))
+        .cloned()
         .collect()
 }
 
@@ -28,27 +31,17 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Returns the schema of this name, which must itself be a valid schema.
+    /// Returns the schema of this name.
     pub fn of(name: &str) -> Self {
-        Self::compiled(name, Self::json(name))
-    }
-
-    pub fn json(name: &str) -> Value {
-        let text = read(&format!("{FOLDER}/{name}.json"));
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
-    }
-
-    fn compiled(name: &str, json: Value) -> Self {
-        let name = format!("{name}.schema.json");
-        let location = format!("https://deltafold.invalid/{name}");
+        let location = "https://deltafold.invalid/schemas.json";
         let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
         compiler.enable_format_assertions();
-        let added = compiler.add_resource(&location, json);
+        let added = compiler.add_resource(location, all());
         added.unwrap_or_else(|e| panic!("{name}: {e}"));
-        let index = compiler.compile(&location, &mut schemas);
+        let index = compiler.compile(&format!("{location}#/$defs/{name}"), &mut schemas);
         let index = index.unwrap_or_else(|e| panic!("{name}: {e:#}"));
         Self {
-            name,
+            name: name.to_owned(),
             schemas,
             index,
         }

@@ -14,7 +14,6 @@ const MAX_BYTES_FOR_DELTAS: u64 = 512 << 20;
 /// One member's side of the comparison that precedes a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Compared"))]
 pub struct MemberComparison {
     /// The member's name.
     pub name: String,

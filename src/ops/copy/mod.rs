@@ -58,7 +58,7 @@ pub struct WaitForFinal {
     pub timeout: Duration,
 }
 
-/// The result of a copy. The fields are a contract: docs/reference/schemas/copy.json.
+/// The result of a copy. The fields are a contract.
 #[derive(Debug, Clone, Default, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CopiedBackup {
@@ -126,7 +126,6 @@ pub struct CopiedObject {
 /// The result of copying a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Fate"))]
 pub enum CopyStatus {
     /// It was copied (in a dry run: would be).
     Copied,

@@ -105,7 +105,7 @@ pub enum Decision {
     Conflict,
 }
 
-/// The reason for a decision. The names are a contract (docs/reference/schemas/copy.json).
+/// The reason for a decision. The names are a contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, IntoStaticStr)]
 pub enum CopyReason {
     /// It is selected, and not in the target.

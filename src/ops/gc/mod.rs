@@ -88,7 +88,6 @@ impl Decision {
 /// The result of deleting an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Fate"))]
 pub enum RemovalStatus {
     /// It is deleted.
     Done,
@@ -245,7 +244,7 @@ pub struct DamagedFull {
     pub message: String,
 }
 
-/// The result of `gc`. The fields are a contract: docs/reference/schemas/gc.json.
+/// The result of `gc`. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CleanedBackup {

@@ -39,7 +39,7 @@ struct Pin {
     reason: Option<String>,
 }
 
-/// The result of `pin`. The fields are a contract: docs/reference/schemas/pin.json.
+/// The result of `pin`. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PinnedChain {

@@ -40,7 +40,7 @@ pub struct ListedFile {
     pub message: Option<String>,
 }
 
-/// The result of `list` for a folder of plain snapshot files. The fields are a contract: docs/reference/schemas/list.json.
+/// The result of `list` for a folder of plain snapshot files. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ListedFiles {

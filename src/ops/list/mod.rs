@@ -39,7 +39,7 @@ pub struct Options {
     pub deep: bool,
 }
 
-/// The result of `list`. The fields are a contract: docs/reference/schemas/list.json.
+/// The result of `list`. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ListedBackup {
@@ -76,7 +76,6 @@ pub struct ListedTimeline {
 /// The cluster whose backup a prefix holds.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Recorded"))]
 pub struct RecordedIdentity {
     /// The cluster ID in hexadecimal, as etcdctl shows it; null if only snapshot files were imported.
     pub cluster_id: Option<String>,
@@ -123,7 +122,6 @@ impl From<Identity> for RecordedIdentity {
 /// A snapshot.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Listed"))]
 pub struct ListedSnapshot {
     /// The name of the object without its folder.
     pub name: String,

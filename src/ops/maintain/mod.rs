@@ -63,7 +63,7 @@ pub struct LockLease {
     pub namespace: Option<String>,
 }
 
-/// The result of `maintain`. The fields are a contract: docs/reference/schemas/maintain.json.
+/// The result of `maintain`. The fields are a contract.
 #[derive(Debug, Clone, Default, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Maintained {

@@ -21,7 +21,6 @@ use serde_json::{Map, Value};
     {"properties": {"key": {"type": "string"}, "key_base64": {"type": "null"}}},
     {"properties": {"key": {"type": "null"}, "key_base64": {"type": "string"}}},
 ])))]
-#[cfg_attr(test, schemars(rename = "Name"))]
 pub struct KeyJson<'a> {
     /// The key, if it is UTF-8; else null.
     pub key: Option<&'a str>,
@@ -50,7 +49,6 @@ impl<'a> KeyJson<'a> {
     {"properties": {"value": {"type": "string"}, "value_base64": {"type": "null"}}},
     {"properties": {"value": {"type": "null"}, "value_base64": {"type": "string"}}},
 ])))]
-#[cfg_attr(test, schemars(rename = "Record"))]
 pub struct RecordJson<'a> {
     /// The revision in which the key was created.
     pub create_revision: Revision,
@@ -96,7 +94,6 @@ impl<'a> RecordJson<'a> {
 /// A key with its newest version: an element of `keys`, or a line of `export`.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Entry"))]
 pub struct KeyWithRecord<'a> {
     #[serde(flatten)]
     key: KeyJson<'a>,
@@ -118,7 +115,6 @@ impl<'a> KeyWithRecord<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
-#[cfg_attr(test, schemars(rename = "Kind"))]
 pub enum ChangeKind {
     /// The key exists only in the second state.
     Added,
@@ -143,7 +139,6 @@ impl ChangeKind {
 /// A change of a key: an element of `changes`.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Change"))]
 pub struct KeyChange<'a> {
     /// `added`: the key exists only at the second point. `changed`: it was put in between, possibly with the
     /// same value. `deleted`: it exists only at the first point.
@@ -177,7 +172,6 @@ impl<'a> KeyChange<'a> {
 /// A version of a key or its deletion: an element of `versions`.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Recorded"))]
 pub struct VersionJson<'a> {
     /// The revision of the change.
     revision: Revision,

@@ -15,7 +15,6 @@ use serde::Serialize;
 /// What a restore does with a candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Fate"))]
 pub enum CandidateStatus {
     /// The restore reads this one.
     Chosen,
@@ -25,10 +24,10 @@ pub enum CandidateStatus {
     Excluded,
 }
 
-/// A candidate in the report. The fields are a contract: docs/reference/schemas/restore.json.
+/// A candidate in the report. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Told", extend("oneOf" = [
+#[cfg_attr(test, schemars(extend("oneOf" = [
     {"properties": {
         "status": {"enum": ["Excluded"]},
         "reason": {"type": "string"},

@@ -50,7 +50,7 @@ pub struct Member {
     pub members: Vec<String>,
 }
 
-/// The result of a restore. The fields are a contract: docs/reference/schemas/restore.json.
+/// The result of a restore. The fields are a contract.
 #[derive(Debug, Clone, Default, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Restored {

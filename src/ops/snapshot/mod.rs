@@ -102,7 +102,6 @@ impl NewSnapshot {
 /// A saved snapshot in the report.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Listed"))]
 pub struct TakenSnapshot {
     /// The object's name without its folder; of `snapshot save` the path or URL.
     pub name: String,
@@ -154,8 +153,7 @@ pub struct Hole {
     pub last_revision: Revision,
 }
 
-/// The result of `snapshot full`, `snapshot delta` and `snapshot save`. The fields are a contract:
-/// docs/reference/schemas/snapshot.json.
+/// The result of `snapshot full`, `snapshot delta` and `snapshot save`. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TakenSnapshots {

@@ -37,10 +37,9 @@ const MOST_WALLS: usize = 4;
 /// The time over which growth is averaged.
 const GROWTH_DAYS: i64 = 7;
 
-/// The result of `status`. The fields are a contract: docs/reference/schemas/status.json.
+/// The result of `status`. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "StatusOutcome"))]
 pub struct BackupState {
     /// The verdict.
     pub verdict: Verdict,

@@ -32,7 +32,7 @@ pub struct Options {
     pub record: bool,
 }
 
-/// The result of a comparison. The fields are a contract: docs/reference/schemas/verify.json.
+/// The result of a comparison. The fields are a contract.
 #[derive(Debug, Clone, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ComparedCluster {

@@ -64,7 +64,7 @@ pub struct Options {
     pub client: Endpoints,
 }
 
-/// The result of a drill. A part of docs/reference/schemas/verify.json.
+/// The result of a drill.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Drilled {

@@ -29,10 +29,9 @@ pub struct Options {
     pub drill: Option<drill::Options>,
 }
 
-/// The result of `verify --snapshot`. The fields are a contract: docs/reference/schemas/verify.json.
+/// The result of `verify --snapshot`. The fields are a contract.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "PlainOutcome"))]
 pub struct VerifiedFile {
     /// Whether the file is good.
     pub verdict: Verdict,

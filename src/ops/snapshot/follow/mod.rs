@@ -88,7 +88,7 @@ pub struct FollowOptions {
     pub is_final: bool,
 }
 
-/// The result of `snapshot follow`. The fields are a contract: docs/reference/schemas/follow.json.
+/// The result of `snapshot follow`. The fields are a contract.
 #[derive(Debug, Clone, Default, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Followed {

@@ -95,7 +95,6 @@ pub struct Options {
 /// The newest state that can be restored.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[cfg_attr(test, schemars(rename = "Newest"))]
 pub struct NewestState {
     /// The timeline's ID.
     pub timeline: String,
@@ -115,7 +114,7 @@ pub struct NewestState {
     pub snapshot_age_seconds: f64,
 }
 
-/// The result of a verification. The fields are a contract: docs/reference/schemas/verify.json.
+/// The result of a verification. The fields are a contract.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VerifiedBackup {
