@@ -4,7 +4,7 @@
 
 use super::endpoints::EndpointArgs;
 use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
-use super::text::{self, Text};
+use super::render::{Blocks, Render};
 use super::{BackupArgs, Ended, Output, print, print_report};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
@@ -22,7 +22,6 @@ use crate::ops::report::{Report, Status};
 use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::set_aside::{Purpose, decide_again};
-use chrono::{DateTime, Utc};
 use clap::Args;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -197,8 +196,8 @@ impl ApplyArgs {
         );
         let backup_warnings = source.warnings.iter().cloned();
         report.warnings.splice(0..0, backup_warnings);
-        let time = self.state.point.time;
-        print_report(output, report, |o| to_text(o, time))
+        report.as_of = self.state.point.time;
+        print_report(output, report)
     }
 }
 
@@ -252,66 +251,55 @@ fn line(d: &Difference) -> String {
     }
 }
 
-/// `time` is the moment that was asked for.
-fn to_text(o: &Report<AppliedState>, time: Option<DateTime<Utc>>) -> String {
-    let mut text = Text::new();
-    for skipped in &o.skipped {
-        text.line(format_args!(
-            "! {}: {}",
-            show_key(&skipped.key),
-            skipped.message
-        ));
-    }
-    let differ = o.to_create + o.to_update + o.to_delete;
-    let (put, deleted) = (o.put, o.deleted);
-    text.line(match (o.status, o.dry_run) {
-        (Status::NothingToDo, _) => {
-            "nothing to do: all keys of the backup are as they were".to_owned()
+impl Render for AppliedState {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        for skipped in &o.skipped {
+            text.line(format!("! {}: {}", show_key(&skipped.key), skipped.message));
         }
-        (Status::Succeeded, true) => format!(
-            "would put {} and delete {}; --execute does it",
-            count(o.to_create + o.to_update, "key"),
-            o.to_delete
-        ),
-        (Status::Succeeded, false) => format!("put {}, deleted {deleted}", count(put, "key")),
-        (Status::Failed, _) if put + deleted == 0 => "nothing was written".to_owned(),
-        (Status::Failed, _) => format!(
-            "put {} and deleted {deleted}, of {differ} that differ",
-            count(put, "key")
-        ),
-    });
-    text.field(
-        "compared",
-        format_args!(
-            "revision {} of the backup with revision {} of the live etcd",
-            o.revision, o.live_revision
-        ),
-    );
-    text.maybe("as of", time.map(text::local_time));
-    text.field(
-        "keys",
-        format_args!(
-            "{} missing, {} with another value, {} equal",
-            o.to_create, o.to_update, o.unchanged
-        ),
-    );
-    if o.left_alone > 0 {
-        let keys = count(o.left_alone, "key");
-        let kept = "that the backup does not have; --delete-extra would delete";
-        text.field("kept", format_args!("{keys} {kept}"));
+        let differ = o.to_create + o.to_update + o.to_delete;
+        let (put, deleted) = (count(o.put, "key"), o.deleted);
+        text.line(match (o.status, o.dry_run) {
+            (Status::NothingToDo, _) => {
+                "nothing to do: all keys of the backup are as they were".to_owned()
+            }
+            (Status::Succeeded, true) => format!(
+                "would put {} and delete {}; --execute does it",
+                count(o.to_create + o.to_update, "key"),
+                o.to_delete
+            ),
+            (Status::Succeeded, false) => format!("put {put}, deleted {deleted}"),
+            (Status::Failed, _) if o.put + deleted == 0 => "nothing was written".to_owned(),
+            (Status::Failed, _) => {
+                format!("put {put} and deleted {deleted}, of {differ} that differ")
+            }
+        });
+        let (backup, live) = (o.revision, o.live_revision);
+        let compared =
+            format!("revision {backup} of the backup with revision {live} of the live etcd");
+        text.field("compared", compared);
+        text.field("as of", o.as_of);
+        let (missing, changed, equal) = (o.to_create, o.to_update, o.unchanged);
+        text.field(
+            "keys",
+            format!("{missing} missing, {changed} with another value, {equal} equal"),
+        );
+        if o.left_alone > 0 {
+            let keys = count(o.left_alone, "key");
+            let kept = "that the backup does not have; --delete-extra would delete";
+            text.field("kept", format!("{keys} {kept}"));
+        }
+        if let (Some(first), Some(last)) = (o.first_revision, o.last_revision) {
+            let n = count(o.transactions, "transaction");
+            text.field("written", format!("in {n}, revisions {first} to {last}"));
+        }
+        if o.conflicts + o.too_large > 0 {
+            let (conflicts, too_large) = (count(o.conflicts, "key"), o.too_large);
+            let skipped = format!("{conflicts} changed in the meantime, too large: {too_large}");
+            text.field("skipped", skipped);
+        }
+        text
     }
-    if let (Some(first), Some(last)) = (o.first_revision, o.last_revision) {
-        let n = count(o.transactions, "transaction");
-        let written = format!("in {n}, revisions {first} to {last}");
-        text.field("written", written);
-    }
-    let (conflicts, too_large) = (o.conflicts, o.too_large);
-    if conflicts + too_large > 0 {
-        let conflicts = count(conflicts, "key");
-        let skipped = format!("{conflicts} changed in the meantime, too large: {too_large}");
-        text.field("skipped", skipped);
-    }
-    text.end()
 }
 
 #[cfg(test)]

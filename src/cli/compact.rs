@@ -5,15 +5,14 @@
 use super::encryption::PlaintextArg;
 use super::leases::LeaseArgs;
 use super::metrics::MetricsArgs;
-use super::text::{self, Text};
-use super::{Ended, Output, StoreArgs, print_report, size};
-use crate::base::plural::count;
-use crate::base::{Cancel, duration};
+use super::render::Render;
+use super::{Ended, Output, StoreArgs, print_report};
+use crate::base::Cancel;
 use crate::error::Result;
 use crate::ops::compact::{Compacted, Options, run};
 use crate::ops::report::{Report, Status};
 use crate::telemetry::metrics::{CompactionFigures, Metrics, SavedSnapshot, SnapshotKind};
-use chrono::{DateTime, Utc};
+use chrono::Utc;
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -70,8 +69,7 @@ impl CompactArgs {
         if !options.dry_run {
             record(metrics, &result, started.elapsed());
         }
-        let time = options.state.point.time;
-        print_report(output, result?, |o| to_text(o, time))
+        print_report(output, result?)
     }
 }
 
@@ -102,43 +100,4 @@ fn record(metrics: &Metrics, result: &Result<Report<Compacted>>, took: Duration)
     }
 }
 
-/// `time` is the moment that was asked for.
-fn to_text(o: &Report<Compacted>, time: Option<DateTime<Utc>>) -> String {
-    let mut text = Text::new();
-    let revision = o.revision;
-    text.line(match (o.status, &o.snapshot) {
-        (Status::NothingToDo, _) => {
-            format!(
-                "nothing to do: the newest full snapshot {} already holds revision {revision}",
-                o.base
-            )
-        }
-        (_, Some(name)) if o.bytes_written == 0 => {
-            format!("{name} already existed with the same content")
-        }
-        (_, Some(name)) => format!("wrote {name} ({})", size(o.bytes_written)),
-        (_, None) => format!("would fold up to revision {revision}"),
-    });
-    if o.status == Status::Succeeded {
-        text.from(&o.base, &o.deltas);
-    }
-    text.field(
-        "revision",
-        format_args!("{revision} on timeline {}", o.timeline),
-    );
-    text.maybe("as of", time.map(text::local_time));
-    text.maybe(
-        "holds",
-        text::holds(o.live_keys, o.compact_revision, o.hash_kv),
-    );
-    text.line(format_args!(
-        "  users, roles, members, alarms and leases are those of revision {} (deltas do not record them)",
-        o.metadata_revision
-    ));
-    if let Some(events) = o.events.filter(|&n| n > 0) {
-        let (events, read) = (count(events, "event"), size(o.bytes_read));
-        let took = duration::human(o.seconds);
-        text.field("folded", format_args!("{events}, {read} read, in {took}"));
-    }
-    text.end()
-}
+impl Render for Compacted {}

@@ -5,7 +5,7 @@
 use super::bandwidth::BandwidthArgs;
 use super::encryption::{PlaintextArg, decrypting};
 use super::metrics::MetricsArgs;
-use super::text::Text;
+use super::render::{Blocks, Render};
 use super::{AccessArgs, Ended, Output, parse_options, print_report, size};
 use crate::backup::codec::CompressionChoice;
 use crate::base::flag_values::yes_or_no;
@@ -173,7 +173,7 @@ impl CopyArgs {
         metrics.store_read(from.store.bytes_read());
         let report = ended?;
         metrics.store_written(report.bytes_written);
-        print_report(output, report, to_text)
+        print_report(output, report)
     }
 
     /// The pattern of the files to import.
@@ -202,7 +202,7 @@ impl CopyArgs {
             server.set_ready(true);
         }
         let report = follow(&from, &to, &self.options(&to, pattern), &metrics)?;
-        print_report(output, report, to_text)
+        print_report(output, report)
     }
 
     fn stores(&self, pattern: Option<&Pattern>, cancel: &Cancel) -> Result<(Context, Context)> {
@@ -304,51 +304,46 @@ fn normalized(url: &str) -> String {
     }
 }
 
-fn to_text(o: &Report<CopiedBackup>) -> String {
-    let mut text = Text::new();
-    let (to, copied) = (&o.to, o.copied);
-    text.line(match o.status {
-        Status::NothingToDo if o.failed == 0 && o.kept == 0 => {
-            format!("copied nothing to {to}: the source has no requested snapshot that can be used")
-        }
-        Status::NothingToDo if o.failed == 0 => {
-            format!("nothing to do: {to} has all requested snapshots")
-        }
-        _ if o.dry_run => format!("would copy {} to {to}", count(copied, "snapshot")),
-        _ => format!(
-            "copied {} ({}) to {to}",
-            count(copied, "snapshot"),
-            size(o.bytes_written)
-        ),
-    });
-    let wanted = o.backups_wanted;
-    text.field(
-        "backups",
-        format_args!("{wanted} of {} requested", o.backups),
-    );
-    let (kept, skipped, failed) = (o.kept, o.skipped, o.failed);
-    let others = format!("{kept} existed, {skipped} skipped, {failed} failed");
-    text.field("others", others);
-    text.maybe("final", o.final_snapshot.as_ref());
-    for (label, decision) in [
-        ("copy", CopyStatus::Copied),
-        ("skip", CopyStatus::Skipped),
-        ("failed", CopyStatus::Failed),
-    ] {
-        let mut lines = Vec::new();
-        for object in o
-            .objects
-            .iter()
-            .filter(|object| object.decision == decision)
-        {
-            if o.dry_run || is_always_shown(object) {
-                lines.push(format!("{}: {}", object.path, object.message));
+impl Render for CopiedBackup {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        let (to, copied) = (&o.to, count(o.copied, "snapshot"));
+        text.line(match o.status {
+            Status::NothingToDo if o.kept == 0 => {
+                format!(
+                    "copied nothing to {to}: the source has no requested snapshot that can be used"
+                )
             }
+            Status::NothingToDo => format!("nothing to do: {to} has all requested snapshots"),
+            _ if o.dry_run => format!("would copy {copied} to {to}"),
+            _ => format!("copied {copied} ({}) to {to}", size(o.bytes_written)),
+        });
+        text.field(
+            "backups",
+            format!("{} of {} requested", o.backups_wanted, o.backups),
+        );
+        let others = format!(
+            "{} existed, {} skipped, {} failed",
+            o.kept, o.skipped, o.failed
+        );
+        text.field("others", others);
+        text.field("final", o.final_snapshot.as_deref());
+        for (label, decision) in [
+            ("copy", CopyStatus::Copied),
+            ("skip", CopyStatus::Skipped),
+            ("failed", CopyStatus::Failed),
+        ] {
+            let objects = o
+                .objects
+                .iter()
+                .filter(|object| object.decision == decision);
+            let shown = objects.filter(|object| o.dry_run || is_always_shown(object));
+            let lines = shown.map(|object| format!("{}: {}", object.path, object.message));
+            text.list(label, &lines.collect::<Vec<_>>());
         }
-        text.list(label, &lines);
+        text.field("took", duration::human(o.seconds));
+        text
     }
-    text.field("took", duration::human(o.seconds));
-    text.end()
 }
 
 /// Whether an object is listed even if it is not a dry run.

@@ -3,9 +3,10 @@
 //! `ops::read::deleted` finds it.
 
 use super::objects::{ObjectArgs, SelectArgs};
+use super::render::{Blocks, Cell, Row};
 use super::stream::Stream;
-use super::text::{self, Row, Text};
 use super::{BackupArgs, Ended, Output};
+use super::{render, terminal, text};
 use crate::base::Cancel;
 use crate::base::plural::count;
 use crate::base::shell;
@@ -140,11 +141,10 @@ impl DeletedArgs {
                 shown.push((d, object));
             }
         }
-        let mut text = Text::new();
+        let mut text = Blocks::default();
         let rows = shown.iter().map(|&(d, object)| row(d, object, &inside));
-        let rows: Vec<Row> = rows.collect();
-        if !rows.is_empty() {
-            text.table(&["REVISION", "TIME", "DELETED", "OWNER"], &rows);
+        if !shown.is_empty() {
+            text.table(&["REVISION", "TIME", "DELETED", "OWNER"], rows.collect());
         }
         if deleted.events > 0 {
             text.line(format_args!(
@@ -175,9 +175,9 @@ impl DeletedArgs {
             let backup = shell::command(backup.iter().map(String::as_str));
             let get =
                 format!("  {get} \\\n    {backup} -o yaml --clean |\n    kubectl apply -f -\n");
-            text.block(&get);
+            text.drawing(get);
         }
-        text.end()
+        render::to_text(&text, terminal::stdout_width())
     }
 }
 
@@ -195,12 +195,13 @@ fn row(d: &DeletedKey, object: Option<ObjectName<'_>>, inside: &HashMap<&str, us
         name += " (exists again)";
     }
     let owner = d.owner.as_ref();
-    Row::new(vec![
-        d.revision.map_or_else(String::new, |r| r.to_string()),
-        when(d),
-        name,
-        owner.map_or_else(String::new, |o| format!("{}/{}", o.kind, o.name)),
-    ])
+    let cells: [Cell; 4] = [
+        d.revision.map_or(Cell::None, Cell::Revision),
+        when(d).into(),
+        name.into(),
+        owner.map(|o| format!("{}/{}", o.kind, o.name)).into(),
+    ];
+    Vec::from(cells).into()
 }
 
 /// When a key was deleted, as far as that is known.

@@ -4,7 +4,8 @@
 
 use super::leases::LockArgs;
 use super::metrics::MetricsArgs;
-use super::text::{self, Text};
+use super::render::{Blocks, Cell, Render, Row};
+use super::text;
 use super::{Ended, Output, StoreArgs, print_report, size};
 use crate::backup::retention::Periods;
 use crate::base::Cancel;
@@ -13,11 +14,9 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::error::{Reason, Result};
 use crate::ops::gc::{
-    CleanedBackup, DEFAULT_LIMIT, Decision, Object, Options, PolicyName, RemovalStatus, Rules,
-    Totals, run,
+    CleanedBackup, DEFAULT_LIMIT, Decision, Object, Options, PolicyName, RemovalStatus, Rules, run,
 };
 use crate::ops::report::{Report, Status};
-use crate::prefix::restorable::Restorable;
 use chrono::TimeDelta;
 use clap::Args;
 use std::collections::BTreeMap;
@@ -112,40 +111,50 @@ impl GcArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         self.metrics.around("gc", cancel, |_| {
             let (ctx, options) = (self.store.context(cancel)?, self.options()?);
-            print_report(output, run(&ctx, &options)?, to_text)
+            print_report(output, run(&ctx, &options)?)
         })
     }
 }
 
-fn to_text(o: &Report<CleanedBackup>) -> String {
-    let mut text = Text::new();
-    add_counts(o, &mut text);
-    text.block("\n");
-    add_removed(&o.objects, &mut text);
-    add_ranges("was restorable", &o.restorable_before, &mut text);
-    add_ranges("restorable", &o.restorable_after, &mut text);
-    text.line(match o.status {
-        Status::NothingToDo => {
-            let kept = count(o.totals.kept.objects, "object");
-            format!("nothing to do: {kept} kept, none to remove")
+impl Render for CleanedBackup {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        add_counts(o, &mut text);
+        add_removed(&o.objects, &mut text);
+        text::add_ranges("before", &o.restorable_before, &mut text);
+        text::add_ranges("restorable", &o.restorable_after, &mut text);
+        let t = &o.totals;
+        let (kept, deleted) = (t.kept.objects, t.deleted.objects);
+        if o.status == Status::NothingToDo {
+            let kept = count(kept, "object");
+            text.line(format!("nothing to do: {kept} kept, none to remove"));
+            return text;
         }
-        _ => totals(&o.totals, o.dry_run),
-    });
-    if o.dry_run && o.status != Status::NothingToDo {
-        let also = match o.reason() {
-            Some(Reason::WouldShrink) => " --allow-shrink",
-            _ => "",
+        let would = if o.dry_run { "would be: " } else { "" };
+        let left = match t.left.objects {
+            0 => String::new(),
+            n => format!(", {n} not removed ({})", size(t.left.bytes)),
         };
-        text.line(format_args!(
-            "nothing was changed: give --apply{also} to remove the objects"
+        let (deleted_bytes, kept_bytes) = (size(t.deleted.bytes), size(t.kept.bytes));
+        text.line(format!(
+            "{would}{deleted} deleted ({deleted_bytes}), {kept} kept ({kept_bytes}){left}"
         ));
+        if o.dry_run {
+            let also = match o.reason() {
+                Some(Reason::WouldShrink) => " --allow-shrink",
+                _ => "",
+            };
+            text.line(format!(
+                "nothing was changed: give --apply{also} to remove the objects"
+            ));
+        }
+        text
     }
-    text.end()
 }
 
 /// Adds the objects that are not kept. Long lists are shortened, but separately for each result, so that
 /// failures stay visible.
-fn add_removed(objects: &[Object], text: &mut Text) {
+fn add_removed(objects: &[Object], text: &mut Blocks) {
     let mut groups: BTreeMap<(Decision, &str, Option<u8>), Vec<String>> = BTreeMap::new();
     for x in objects.iter().filter(|x| x.decision != Decision::Keep) {
         groups
@@ -154,51 +163,29 @@ fn add_removed(objects: &[Object], text: &mut Text) {
             .push(format!("{}: {}{}", x.path, x.explanation, fate(x)));
     }
     for ((decision, ..), lines) in &groups {
-        text.items(&format!("{} ", word(*decision)), lines);
+        text.list(word(*decision), lines);
     }
-}
-
-fn add_ranges(label: &str, ranges: &[Restorable], text: &mut Text) {
-    let mut lines = Vec::new();
-    for r in ranges {
-        let revisions = r.revisions();
-        lines.push(format!("{label} on {}: revisions {revisions}", r.timeline));
-    }
-    text.items("", &lines);
-}
-
-fn totals(t: &Totals, dry_run: bool) -> String {
-    let left = match t.left.objects {
-        0 => String::new(),
-        n => format!(", {n} not removed ({})", size(t.left.bytes)),
-    };
-    format!(
-        "{}{} deleted ({}), {} kept ({}){left}",
-        if dry_run { "would be: " } else { "" },
-        t.deleted.objects,
-        size(t.deleted.bytes),
-        t.kept.objects,
-        size(t.kept.bytes),
-    )
 }
 
 /// Adds a table with the number and size of the objects of each decision and reason.
-fn add_counts(o: &CleanedBackup, text: &mut Text) {
+fn add_counts(o: &CleanedBackup, text: &mut Blocks) {
     let mut groups: BTreeMap<(Decision, &str), (u64, u64)> = BTreeMap::new();
     for x in &o.objects {
         let (objects, bytes) = groups.entry((x.decision, x.reason)).or_default();
         *objects += 1;
         *bytes = bytes.saturating_add(x.bytes);
     }
-    let mut row = |decision: &str, objects: &str, size: &str, reason: &str| {
-        text.line(format_args!(
-            "{decision:8} {objects:>8} {size:>12}  {reason}"
-        ));
+    let row = |((decision, reason), (objects, bytes))| -> Row {
+        let cells = [
+            word(decision).into(),
+            Cell::Count(objects),
+            Cell::Bytes(bytes),
+            Cell::from(reason),
+        ];
+        Vec::from(cells).into()
     };
-    row("DECISION", "OBJECTS", "SIZE", "REASON");
-    for ((decision, reason), (objects, bytes)) in groups {
-        row(word(decision), &objects.to_string(), &size(bytes), reason);
-    }
+    let header = ["DECISION", "OBJECTS", "SIZE", "REASON"];
+    text.table(&header, groups.into_iter().map(row).collect());
 }
 
 fn word(decision: Decision) -> &'static str {

@@ -2,18 +2,20 @@
 //!
 //! The operation itself is `ops::list`.
 
-use super::terminal::{Style, width_of};
-use super::text::{self, Row, Text};
-use super::{Ended, Output, StoreArgs, print_report, size};
+use super::render::{Blocks, Cell, Render, Row};
+use super::terminal::Style;
+use super::text;
+use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::{Cancel, printable, shorten};
 use crate::error::Reason;
-use crate::ops::findings::Finding;
-use crate::ops::list::files::{self, ListedFile};
-use crate::ops::list::{ListedBackup, ListedSnapshot, ListedTimeline, Options, run};
+use crate::ops::list::files::{self, ListedFile, ListedFiles};
+use crate::ops::list::{
+    ListedBackup, ListedSnapshot, ListedTimeline, Options, RecordedIdentity, run,
+};
 use crate::ops::report::Report;
 use crate::prefix::restorable::Restorable;
 use clap::Args;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// List the snapshots in a store, what can be restored from them, and their problems
 ///
@@ -46,149 +48,81 @@ impl ListArgs {
         match run(&ctx, self.options) {
             Err(e) if e.reason() == Reason::NoSnapshots => {
                 match files::list(&ctx, self.options.deep)? {
-                    Some(report) => print_report(output, report, files_to_text),
+                    Some(report) => print_report(output, report),
                     None => Err(e),
                 }
             }
-            report => print_report(output, report?, to_text),
+            report => print_report(output, report?),
         }
     }
 }
 
-fn files_to_text(o: &Report<files::ListedFiles>) -> String {
-    let is_deep = o.files.iter().any(|f| f.readable.is_some());
-    let mut header = vec!["CREATED", "SIZE"];
-    if is_deep {
-        header.extend(["REVISION", "KEYS", "PACKED", "SOUND"]);
-    }
-    header.push("NAME");
-    let row = |f: &ListedFile| {
-        let created = f.created.map_or("?".to_owned(), text::local_time);
-        let mut cells = vec![created, size(f.bytes)];
-        if is_deep {
-            let sound = match (&f.reason, f.has_checksum) {
-                (Some(reason), _) => format!("no ({reason})"),
-                (None, Some(false)) => "yes, no checksum".to_owned(),
-                (None, _) => "yes".to_owned(),
+impl Render for ListedFiles {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let row = |f: &ListedFile| -> Row {
+            let sound = match (&f.reason, f.readable, f.has_checksum) {
+                (Some(reason), ..) => format!("no ({reason})"),
+                (None, None, _) => String::new(),
+                (None, _, Some(false)) => "yes, no checksum".to_owned(),
+                (None, ..) => "yes".to_owned(),
             };
-            cells.push(f.revision.map_or("?".to_owned(), |r| r.to_string()));
-            cells.push(f.live_keys.map_or("?".to_owned(), |n| n.to_string()));
-            cells.push(f.compression.unwrap_or("?").to_owned());
-            cells.push(sound);
+            let cells: [Cell; 7] = [
+                f.created.into(),
+                Cell::Bytes(f.bytes),
+                f.revision.map_or(Cell::None, Cell::Revision),
+                f.live_keys.map_or(Cell::None, Cell::Count),
+                f.compression.into(),
+                sound.into(),
+                f.name.as_str().into(),
+            ];
+            Vec::from(cells).into()
+        };
+        let mut text = Blocks::default();
+        let header = [
+            "CREATED", "SIZE", "REVISION", "KEYS", "PACKED", "SOUND", "NAME",
+        ];
+        text.table(&header, o.files.iter().map(row).collect());
+        text.line("these are plain snapshot files; the newest of a series is read with a pattern, such as:");
+        text.indented(2, &o.next);
+        text
+    }
+}
+
+impl Render for ListedBackup {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        let rows = lines(&o.snapshots, &o.restorable);
+        text.table(&HEADER, rows.iter().map(Line::row).collect());
+        text.drawing("\n".to_owned() + &drawing(&o.snapshots, &o.restorable, &o.timelines));
+        text.field("cluster", o.identity.as_ref().map(RecordedIdentity::text));
+        for t in &o.timelines {
+            if let (Some(left), Some(at)) = (&t.left_timeline, t.left_at_revision) {
+                let began = t
+                    .began
+                    .map(|at| format!(" before {}", text::local_time(at)));
+                let began = began.unwrap_or_default();
+                text.field(
+                    "history",
+                    format!("{} left {left} at revision {at}{began}", t.timeline),
+                );
+            }
         }
-        cells.push(f.name.clone());
-        Row::new(cells)
-    };
-    let mut text = Text::new();
-    text.table(&header, &o.files.iter().map(row).collect::<Vec<_>>());
-    text.line(
-        "these are plain snapshot files; the newest of a series is read with a pattern, such as:",
-    );
-    text.line(format_args!("  {}", o.next));
-    text.end()
-}
-
-fn to_text(o: &Report<ListedBackup>) -> String {
-    let mut text = Text::new();
-    add_table(&o.snapshots, &o.restorable, &mut text);
-    text.block("\n");
-    text.block(&drawing(&o.snapshots, &o.restorable, &o.timelines));
-    if let Some(identity) = &o.identity {
-        text.line(format_args!("backup of cluster {}", identity.text()));
-    }
-    let left = o.timelines.iter().filter_map(|t| {
-        let (left, at) = (t.left_timeline.as_ref()?, t.left_at_revision?);
-        let began = t.began.map_or_else(String::new, |at| {
-            format!(" before {}", text::local_time(at))
-        });
-        Some(format!(
-            "{} left {left} at revision {at}{began}",
-            t.timeline
-        ))
-    });
-    text.items("", &left.collect::<Vec<_>>());
-    let mut ranges = Vec::new();
-    for r in &o.restorable {
-        let (from, to) = (
-            text::local_time(r.first_time),
-            text::local_time(r.last_time),
-        );
-        ranges.push(format!(
-            "restorable on {}: revisions {}, {from} to {to}",
-            r.timeline,
-            r.revisions()
-        ));
-    }
-    text.items("", &ranges);
-    add_problems(&o.problems, &mut text);
-    text.end()
-}
-
-/// Adds the problems, each once.
-fn add_problems(problems: &[Finding], text: &mut Text) {
-    let mut shown = HashSet::new();
-    for p in problems {
-        if !shown.insert((p.reason, &p.message, &p.snapshots)) {
-            continue;
-        }
-        let message = format!(": {}", p.message);
-        text.verdict(Style::Warning, p.reason, message);
-        // A message about one snapshot often names it.
-        let unnamed = p
-            .snapshots
-            .iter()
-            .filter(|path| !p.message.contains(path.as_str()));
-        text.items("    ", &unnamed.collect::<Vec<_>>());
-        if let (true, Some(remedy)) = (p.is_error(), &p.remedy) {
-            text.items("    ", &[format!("next: {remedy}")]);
-        }
+        text::add_ranges("restorable", &o.restorable, &mut text);
+        text::add_findings(&o.problems, &mut text);
+        text
     }
 }
 
-/// The columns of the table. Optional ones are left out if the table would be wider than the terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Column {
-    Kind,
-    Revisions,
-    Created,
-    Size,
-    Timeline,
-    Flags,
-    LockedUntil,
-    /// The path below the prefix
-    Path,
-    /// The name without its folder
-    Name,
-}
-
-impl Column {
-    fn header(self) -> &'static str {
-        match self {
-            Column::Kind => "KIND",
-            Column::Revisions => "REVISIONS",
-            Column::Created => "CREATED",
-            Column::Size => "SIZE",
-            Column::Timeline => "TIMELINE",
-            Column::Flags => "FLAGS",
-            Column::LockedUntil => "LOCKED UNTIL",
-            Column::Path | Column::Name => "NAME",
-        }
-    }
-}
-
-/// The columns to try, the widest first. The name is left out first: the other columns tell what is in it.
-fn layouts(folders: usize, has_locked: bool) -> Vec<Vec<Column>> {
-    use Column::{Created, Flags, Kind, LockedUntil, Name, Path, Revisions, Size, Timeline};
-    let mut columns = vec![Kind, Revisions, Created, Size, Timeline, Flags];
-    columns.extend(has_locked.then_some(LockedUntil));
-    let with = |column| [&columns[..], &[column]].concat();
-    let mut layouts = vec![with(Path)];
-    if folders < 2 {
-        layouts.push(with(Name));
-    }
-    layouts.push(columns);
-    layouts
-}
+const HEADER: [&str; 8] = [
+    "KIND",
+    "REVISIONS",
+    "CREATED",
+    "SIZE",
+    "TIMELINE",
+    "FLAGS",
+    "LOCKED UNTIL",
+    "NAME",
+];
 
 /// A line of the table.
 enum Line<'a> {
@@ -200,77 +134,52 @@ enum Line<'a> {
 }
 
 impl Line<'_> {
-    fn cell(&self, column: Column) -> String {
-        match self {
-            Line::Snapshot(s) => cell(s, column),
-            Line::Gap(s, first, last) => match column {
-                Column::Kind => "gap".to_owned(),
-                Column::Revisions => range(*first, *last),
-                Column::Timeline => timeline(s).to_owned(),
-                Column::Path | Column::Name => {
-                    let noun = if first == last {
-                        "revision"
-                    } else {
-                        "revisions"
-                    };
-                    format!("no snapshot has {noun} {}", range(*first, *last))
-                }
-                _ => String::new(),
-            },
-            Line::Folded(first, last, deltas, bytes) => match column {
-                Column::Revisions => range(first.start_revision.0, last.last_revision.0),
-                Column::Size => size(*bytes),
-                Column::Kind => format!("… {deltas}"),
-                Column::Path | Column::Name => {
-                    format!("… {deltas} more: --output json has all")
-                }
-                column => cell(first, column),
-            },
-        }
-    }
-
-    fn style(&self) -> Option<Style> {
-        match self {
-            Line::Snapshot(s) if is_full(s) => Some(Style::Strong),
-            Line::Snapshot(_) => None,
-            Line::Gap(..) => Some(Style::Warning),
-            Line::Folded(..) => Some(Style::Remark),
+    fn row(&self) -> Row {
+        let (cells, style) = match self {
+            Line::Snapshot(s) => (cells(s), is_full(s).then_some(Style::Strong)),
+            Line::Gap(s, first, last) => {
+                let mut cells = NONE;
+                cells[0] = "gap".into();
+                cells[1] = range(*first, *last).into();
+                cells[4] = timeline(s).into();
+                cells[7] = "no snapshot has these".into();
+                (cells, Some(Style::Warning))
+            }
+            Line::Folded(first, last, deltas, bytes) => {
+                let mut cells = cells(first);
+                cells[0] = format!("… {deltas}").into();
+                cells[1] = range(first.start_revision.0, last.last_revision.0).into();
+                cells[3] = Cell::Bytes(*bytes);
+                cells[7] = format!("… {deltas} more: --output json has all").into();
+                (cells, Some(Style::Remark))
+            }
+        };
+        Row {
+            cells: cells.into(),
+            style,
         }
     }
 }
 
-/// Adds the table in the widest layout that fits the terminal.
-fn add_table(snapshots: &[ListedSnapshot], restorable: &[Restorable], text: &mut Text) {
-    let folders: HashSet<_> = snapshots.iter().map(|s| s.path.rsplit_once('/')).collect();
-    let folders: HashSet<_> = folders
-        .iter()
-        .map(|f| f.map(|(folder, _)| folder))
-        .collect();
-    let lines = lines(snapshots, restorable);
-    let has_locked = snapshots.iter().any(|s| s.locked_until.is_some());
-    for columns in layouts(folders.len(), has_locked) {
-        let header: Vec<&str> = columns.iter().map(|c| c.header()).collect();
-        let rows = lines.iter().map(|line| {
-            let row = Row::new(columns.iter().map(|&c| line.cell(c)).collect());
-            match line.style() {
-                Some(style) => row.styled(style),
-                None => row,
-            }
-        });
-        let mut table = Text::new();
-        table.table(&header, &rows.collect::<Vec<_>>());
-        let table = table.end();
-        let width = table.lines().map(width_of).max().unwrap_or(0);
-        let fits = text.wrap_at().is_none_or(|widest| width <= widest);
-        let has_names = matches!(columns.last(), Some(Column::Path | Column::Name));
-        if fits || !has_names {
-            text.block(&table);
-            if !has_names {
-                text.line("the names of the snapshots need a wider terminal, or --output json");
-            }
-            return;
-        }
-    }
+const NONE: [Cell; 8] = [const { Cell::None }; 8];
+
+/// The cells of a snapshot.
+fn cells(s: &ListedSnapshot) -> [Cell; 8] {
+    let first = if is_full(s) {
+        s.last_revision.0
+    } else {
+        s.start_revision.0
+    };
+    [
+        s.kind.as_str().into(),
+        range(first, s.last_revision.0).into(),
+        s.created.into(),
+        Cell::Bytes(s.bytes),
+        timeline(s).into(),
+        flags(s).into(),
+        s.locked_until.into(),
+        s.path.as_str().into(),
+    ]
 }
 
 /// The snapshots with the gaps before them. Of a long run of contiguous deltas, only the first ones and the last
@@ -325,22 +234,6 @@ fn gaps<'a>(
         }
     }
     gaps
-}
-
-/// The columns that the name does not tell, or not as clearly.
-fn cell(s: &ListedSnapshot, column: Column) -> String {
-    match column {
-        Column::Kind => s.kind.as_str().to_owned(),
-        Column::Revisions if is_full(s) => s.last_revision.to_string(),
-        Column::Revisions => range(s.start_revision.0, s.last_revision.0),
-        Column::Created => text::local_time(s.created),
-        Column::Size => size(s.bytes),
-        Column::Timeline => timeline(s).to_owned(),
-        Column::Flags => flags(s),
-        Column::LockedUntil => s.locked_until.map(text::local_time).unwrap_or_default(),
-        Column::Path => s.path.clone(),
-        Column::Name => s.name.clone(),
-    }
 }
 
 fn range(first: i64, last: i64) -> String {
@@ -712,9 +605,11 @@ mod tests {
     }
 
     fn table(snapshots: &[ListedSnapshot], width: Option<usize>) -> Vec<String> {
-        let mut text = Text::new().wrapped_at(width);
-        add_table(snapshots, &[], &mut text);
-        let table = super::super::terminal::render(&text.end(), false);
+        let mut text = Blocks::default();
+        let rows = lines(snapshots, &[]);
+        text.table(&HEADER, rows.iter().map(Line::row).collect());
+        let text = super::super::render::to_text(&text, width);
+        let table = super::super::terminal::render(&text, false);
         table.lines().map(str::to_owned).collect()
     }
 
@@ -723,12 +618,9 @@ mod tests {
         let with_gap = main(&[(0, 275), (276, 445), (447, 604), (605, 605)]);
         let rows = table(&with_gap, None);
         assert_eq!(rows.len(), 1 + 4 + 1);
-        assert!(rows[0].ends_with("TIMELINE  FLAGS  NAME"), "{rows:?}");
+        assert!(rows[0].ends_with("TIMELINE  NAME"), "{rows:?}");
         assert!(rows[3].starts_with("gap   446 "), "{rows:?}");
-        assert!(
-            rows[3].ends_with("no snapshot has revision 446"),
-            "{rows:?}"
-        );
+        assert!(rows[3].ends_with("no snapshot has these"), "{rows:?}");
         // A delta that was uploaded late fills it, and fulls without deltas between them have none.
         let filled = main(&[(0, 275), (276, 445), (447, 604), (446, 446)]);
         assert_eq!(table(&filled, None).len(), 1 + 4);
@@ -748,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_table_leaves_out_the_names() {
+    fn in_a_narrow_table_the_names_stand_below() {
         let mut snapshots = main(&[(0, 275), (276, 445)]);
         for s in &mut snapshots {
             s.in_chain = true;
@@ -759,7 +651,7 @@ mod tests {
         let narrow = table(&snapshots, Some(80));
         assert!(narrow[0].starts_with("KIND  REVISIONS"), "{narrow:?}");
         assert!(narrow[0].contains("TIMELINE"), "{narrow:?}");
-        assert!(!narrow[1].contains(&snapshots[0].name), "{narrow:?}");
+        assert_eq!(narrow[2], format!("      name  {}", snapshots[0].path));
         assert!(narrow.iter().all(|l| l.chars().count() <= 80), "{narrow:?}");
     }
 

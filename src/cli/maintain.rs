@@ -4,14 +4,11 @@
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
-use super::text::Text;
-use super::{AccessArgs, Ended, Output, print_report, size};
+use super::render::Render;
+use super::{AccessArgs, Ended, Output, print_report};
 use crate::base::flag_values::yes_or_no;
-use crate::base::{Cancel, byte_size, duration};
-use crate::ops::maintain::{
-    Decision, LockLease, Maintained, MaintainedMember, Options, Upkeep, run,
-};
-use crate::ops::report::{Report, Status};
+use crate::base::{Cancel, byte_size};
+use crate::ops::maintain::{LockLease, Maintained, Options, Upkeep, run};
 use crate::telemetry::metrics::Metrics;
 use clap::Args;
 
@@ -101,45 +98,8 @@ impl MaintainArgs {
                 metrics.defragmented(&m.name, before.saturating_sub(after));
             }
         }
-        print_report(output, report, to_text)
+        print_report(output, report)
     }
 }
 
-fn to_text(o: &Report<Maintained>) -> String {
-    let mut text = Text::new();
-    let would = if o.dry_run { "would be " } else { "" };
-    text.line(match o.status {
-        Status::NothingToDo => "nothing to do".to_owned(),
-        Status::Succeeded if o.dry_run => "would maintain the cluster".to_owned(),
-        Status::Succeeded => format!("maintained the cluster in {}", duration::human(o.seconds)),
-        Status::Failed => "maintenance is not complete".to_owned(),
-    });
-    for m in &o.members {
-        text.field("member", member(m, would, o.dry_run));
-    }
-    if !o.alarms_cleared.is_empty() {
-        let members = o.alarms_cleared.join(", ");
-        text.field("alarm", format_args!("NOSPACE of {members} disarmed"));
-    }
-    text.end()
-}
-
-fn member(m: &MaintainedMember, would: &str, dry_run: bool) -> String {
-    let name = match m.name.as_str() {
-        "" => &m.id,
-        name => name,
-    };
-    let leader = if m.leader { " (leader)" } else { "" };
-    let before = m.db_size_before.map_or("?".to_owned(), size);
-    let done = match (m.decision, m.db_size_after) {
-        (Decision::Defragment, Some(after)) => {
-            format!("defragmented, {before} → {}", size(after))
-        }
-        (Decision::Defragment, None) if dry_run || m.done => {
-            format!("{would}defragmented, {before}")
-        }
-        (Decision::Defragment, None) => format!("not defragmented, {before}"),
-        (Decision::Leave, _) => format!("not defragmented, {before}"),
-    };
-    format!("{name}{leader} {done}: {}", m.reason)
-}
+impl Render for Maintained {}

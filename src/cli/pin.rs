@@ -2,11 +2,10 @@
 //!
 //! The operation itself is `ops::gc::pin`.
 
-use super::text::Text;
+use super::render::Render;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
 use crate::ops::gc::pin::{Options, PinnedChain, run};
-use crate::ops::report::{Report, Status};
 use clap::Args;
 
 /// Protect a chain from `deltafold gc`, or remove the protection
@@ -30,21 +29,8 @@ pub(super) struct PinArgs {
 impl PinArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let report = run(&self.store.context(cancel)?, &self.options)?;
-        print_report(output, report, to_text)
+        print_report(output, report)
     }
 }
 
-fn to_text(o: &Report<PinnedChain>) -> String {
-    let mut text = Text::new();
-    let state = match (o.pinned, o.status) {
-        (true, Status::NothingToDo) => "was already pinned; the pin keeps",
-        (true, _) => "is now pinned; the pin keeps",
-        (false, Status::NothingToDo) => "was not pinned",
-        (false, _) => "is no longer pinned; gc may remove",
-    };
-    text.line(format_args!("{} {state}", o.full));
-    if o.pinned || o.status != Status::NothingToDo {
-        text.items("  ", &o.chain);
-    }
-    text.end()
-}
+impl Render for PinnedChain {}

@@ -2,6 +2,7 @@
 //!
 //! Results that may be larger than memory go through `stream` instead. All commands call it.
 
+use super::render::{self, Render};
 use super::stream::{self, print, print_json};
 use super::terminal::{self, Style};
 use super::{Ended, Output, termination};
@@ -13,31 +14,17 @@ use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Prints a command's outcome in the requested format, and keeps it for the termination message.
-pub(super) fn print_outcome<T: Serialize>(
-    output: Output,
-    outcome: &T,
-    to_text: impl FnOnce(&T) -> String,
-) -> Ended {
-    termination::keep(outcome);
+/// Prints a report in the requested format, keeps it for the termination message, and returns the failure in it.
+pub(super) fn print_report<B: Render>(output: Output, report: Report<B>) -> Ended {
+    logs::warn_of_others(&report.warnings);
+    termination::keep(&report);
     match output {
-        Output::Json => print_json(outcome)?,
+        Output::Json => print_json(&report)?,
         Output::Text => {
-            let in_colour = terminal::stdout_has_colour();
-            print(&terminal::render(&to_text(outcome), in_colour))?;
+            let text = render::to_text(&B::blocks(&report), terminal::stdout_width());
+            print(&terminal::render(&text, terminal::stdout_has_colour()))?;
         }
     }
-    Ok(None)
-}
-
-/// Prints the report of an operation like [`print_outcome`], and returns the failure that it contains.
-pub(super) fn print_report<T: Serialize>(
-    output: Output,
-    report: Report<T>,
-    to_text: impl FnOnce(&Report<T>) -> String,
-) -> Ended {
-    logs::warn_of_others(&report.warnings);
-    print_outcome(output, &report, to_text)?;
     Ok(report.failure)
 }
 

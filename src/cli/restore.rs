@@ -2,8 +2,9 @@
 //!
 //! The operation itself is `ops::restore`; most of its flags are in `ops::restore::options`.
 
+use super::render::{Blocks, Render};
 use super::store_access::FileArg;
-use super::text::{self, Text};
+use super::text;
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::{Cancel, duration, plural, shorten};
 use crate::ops::report::{Report, Status};
@@ -11,7 +12,6 @@ use crate::ops::restore::{
     Action, CandidateStatus, Membership, NamedBackup, Options, Restored, run,
 };
 use crate::prefix::select::At;
-use chrono::{DateTime, Utc};
 use clap::Args;
 
 /// Restore the data directory of an etcd member, at any revision or time
@@ -96,98 +96,87 @@ impl RestoreArgs {
             .map(|file| self.access.plain_target(nth, file, cancel))
             .transpose()?;
         let report = run(&backups, &self.options, to_snapshot.as_ref(), cancel)?;
-        print_report(output, report, |o| to_text(o, time))
+        print_report(output, report)
     }
 }
 
-/// `time` is the moment that was asked for.
-fn to_text(o: &Report<Restored>, time: Option<DateTime<Utc>>) -> String {
-    let mut text = Text::new();
-    let target = o.data_dir.as_ref().or(o.snapshot_file.as_ref());
-    let target = target.cloned().unwrap_or_default();
-    let (would, did) = match o.snapshot_file {
-        Some(_) => ("write", "wrote"),
-        None => ("restore", "restored"),
-    };
-    let (action, message) = (&o.decision.action, &o.decision.message);
-    text.line(match (o.status, o.dry_run) {
-        (Status::NothingToDo, _) => format!("nothing to do: {message}"),
-        (_, true) => format!("would {would} {target}"),
-        (_, false) => format!("{did} {target} ({})", size(o.database_bytes)),
-    });
-    if *action == Action::Restore && o.decision.reason != "Asked" {
-        text.field("reason", format_args!("{message} [{}]", o.decision.reason));
-    }
-    for kept in &o.kept_aside {
-        text.field("kept", format_args!("the old data: {kept}"));
-    }
-    if let Some(base) = &o.base {
-        text.from(base, &o.deltas);
-    }
-    if o.candidates.len() > 1 {
-        for candidate in &o.candidates {
-            let status = match candidate.status {
-                CandidateStatus::Chosen => "chosen",
-                CandidateStatus::NotChosen => "not chosen",
-                CandidateStatus::Excluded => "excluded",
-            };
-            let mut line = format!("  {status:10}{}", candidate.store);
-            if let Some(revision) = candidate.revision {
-                line += &format!(" at revision {revision}");
-            }
-            if let Some(message) = &candidate.message {
-                line += &format!(": {message}");
-            }
-            text.line(line);
-        }
-    }
-    if let (Some(restored), Some(revision), Some(timeline)) =
-        (o.restored_revision, o.revision, &o.timeline)
-    {
-        let raised = if revision == restored {
-            String::new()
-        } else {
-            format!(", raised to {revision}")
+impl Render for Restored {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        let target = o.data_dir.as_ref().or(o.snapshot_file.as_ref());
+        let target = target.cloned().unwrap_or_default();
+        let (would, did) = match o.snapshot_file {
+            Some(_) => ("write", "wrote"),
+            None => ("restore", "restored"),
         };
-        text.field(
-            "revision",
-            format_args!("{restored} on timeline {timeline}{raised}"),
-        );
+        let (action, message) = (&o.decision.action, &o.decision.message);
+        text.line(match (o.status, o.dry_run) {
+            (Status::NothingToDo, _) => format!("nothing to do: {message}"),
+            (_, true) => format!("would {would} {target}"),
+            (_, false) => format!("{did} {target} ({})", size(o.database_bytes)),
+        });
+        if *action == Action::Restore && o.decision.reason != "Asked" {
+            text.field("reason", format!("{message} [{}]", o.decision.reason));
+        }
+        for kept in &o.kept_aside {
+            text.field("kept", format!("the old data: {kept}"));
+        }
+        text.field("from", o.base.as_deref());
+        text.list("", &o.deltas);
+        if o.candidates.len() > 1 {
+            for c in &o.candidates {
+                let status = match c.status {
+                    CandidateStatus::Chosen => "chosen",
+                    CandidateStatus::NotChosen => "not chosen",
+                    CandidateStatus::Excluded => "excluded",
+                };
+                let at = c.revision.map(|r| format!(" at revision {r}"));
+                let why = c.message.as_ref().map(|message| format!(": {message}"));
+                let (at, why) = (at.unwrap_or_default(), why.unwrap_or_default());
+                text.field(status, format!("{}{at}{why}", c.store));
+            }
+        }
+        if let (Some(restored), Some(revision), Some(timeline)) =
+            (o.restored_revision, o.revision, &o.timeline)
+        {
+            let raised = format!(", raised to {revision}");
+            let raised = if revision == restored { "" } else { &raised };
+            text.field(
+                "revision",
+                format!("{restored} on timeline {timeline}{raised}"),
+            );
+        }
+        text.field("as of", o.as_of);
+        let holds = text::holds(o.live_keys, o.compact_revision, o.hash_kv);
+        text.field("holds", holds);
+        if let Some(at) = o.metadata_revision {
+            let of = "users, roles, alarms and leases are those of revision";
+            text.field("note", format!("{of} {at} (deltas do not record them)"));
+        }
+        if let Some(n) = o.leases_added.filter(|&n| n > 0) {
+            let were = plural::either(n, "was", "were");
+            let added = format!("{n} that no snapshot recorded {were} created with --lease-ttl");
+            text.field("leases", added);
+        }
+        if let Some(m) = &o.member {
+            let members = shorten::line(&m.members, ", ", "");
+            let (name, id, cluster) = (&m.name, &m.id, &m.cluster_id);
+            text.field(
+                "member",
+                format!("{name} ({id}) of {members} in cluster {cluster}"),
+            );
+        }
+        if o.status == Status::Succeeded && !o.dry_run {
+            let (read, took) = (size(o.bytes_read), duration::human(o.seconds));
+            text.field("read", format!("{read}, in {took}"));
+            add_next_steps(o, &mut text);
+        }
+        text
     }
-    text.maybe("as of", time.map(text::local_time));
-    text.maybe(
-        "holds",
-        text::holds(o.live_keys, o.compact_revision, o.hash_kv),
-    );
-    if let Some(at) = o.metadata_revision {
-        text.line(format_args!(
-            "  users, roles, alarms and leases are those of revision {at} (deltas do not record them)"
-        ));
-    }
-    let leases = o.leases_added.filter(|&n| n > 0);
-    let leases = leases.map(|n| {
-        let were = plural::either(n, "was", "were");
-        format!("{n} that no snapshot recorded {were} created with --lease-ttl")
-    });
-    text.maybe("leases", leases);
-    if let Some(m) = &o.member {
-        let members = shorten::line(&m.members, ", ", "");
-        let member = format!(
-            "{} ({}) of {members} in cluster {}",
-            m.name, m.id, m.cluster_id
-        );
-        text.field("member", member);
-    }
-    if o.status == Status::Succeeded && !o.dry_run {
-        let (read, took) = (size(o.bytes_read), duration::human(o.seconds));
-        text.field("read", format_args!("{read}, in {took}"));
-        add_next_steps(o, &mut text);
-    }
-    text.end()
 }
 
 /// Adds what to run next: etcd on the data directory, or a restore from the snapshot file.
-fn add_next_steps(o: &Restored, text: &mut Text) {
+fn add_next_steps(o: &Restored, text: &mut Blocks) {
     if o.revision != o.restored_revision {
         text.line("clients with older revisions get an error from etcd, and list everything again");
     }
@@ -197,7 +186,7 @@ fn add_next_steps(o: &Restored, text: &mut Text) {
         let members = o.member.as_ref().map_or(1, |m| m.members.len());
         if members > 1 {
             let most = members / 2 + 1;
-            text.line(format_args!(
+            text.line(format!(
                 "etcd serves when {most} of the {members} members run: restore all of them from the same revision"
             ));
         }

@@ -7,20 +7,19 @@ use super::encryption::PlaintextArg;
 use super::endpoints::EndpointArgs;
 use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
+use super::render::Render;
 use super::signals::end_signals;
-use super::text::Text;
-use super::{AccessArgs, Ended, Output, print_report, size};
+use super::{AccessArgs, Ended, Output, print_report};
 use crate::backup::codec::CompressionChoice;
 use crate::backup::trust::Trust;
 use crate::base::flag_values::yes_or_no;
-use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::{Reason, Result};
-use crate::ops::report::{Report, Status};
+use crate::ops::report::Report;
 use crate::ops::schedule::Schedule;
-use crate::ops::snapshot::follow::{self, FollowOptions, follow};
+use crate::ops::snapshot::follow::{self, FollowOptions, Followed, follow};
 use crate::ops::snapshot::{
-    DeltaOptions, Hole, MetricsReporter, SnapshotSettings, TakenSnapshots, delta, full, save,
+    DeltaOptions, MetricsReporter, SnapshotSettings, TakenSnapshots, delta, full, save,
 };
 use crate::prefix::Context;
 use crate::store;
@@ -316,7 +315,7 @@ impl SnapshotArgs {
                         let (ctx, taking) = args.common.open(cancel)?;
                         let tell = MetricsReporter::new(metrics.clone());
                         let report = full(&ctx, &taking, args.is_final, &tell)?;
-                        print_report(output, report, to_text)
+                        print_report(output, report)
                     })
             }
             SnapshotCommand::Delta(args) => {
@@ -326,81 +325,15 @@ impl SnapshotArgs {
                         let (ctx, taking) = args.common.open(cancel)?;
                         let tell = MetricsReporter::new(metrics.clone());
                         let report = delta(&ctx, &taking, args.options, &tell)?;
-                        print_report(output, report, to_text)
+                        print_report(output, report)
                     })
             }
-            SnapshotCommand::Save(args) => print_report(output, args.save(cancel)?, to_text),
-            SnapshotCommand::Follow(args) => {
-                let report = args.with_signals()?;
-                print_report(output, report, follow_to_text)
-            }
+            SnapshotCommand::Save(args) => print_report(output, args.save(cancel)?),
+            SnapshotCommand::Follow(args) => print_report(output, args.with_signals()?),
         }
     }
 }
 
-fn to_text(o: &Report<TakenSnapshots>) -> String {
-    let mut text = Text::new();
-    if o.status == Status::NothingToDo {
-        text.line(format_args!(
-            "nothing to do: revision {} is already saved",
-            o.revision
-        ));
-    }
-    for snapshot in &o.snapshots {
-        match snapshot.events {
-            None => text.line(format_args!("saved {}", snapshot.name)),
-            Some(events) => {
-                let events = count(events, "event");
-                text.line(format_args!("saved {} ({events})", snapshot.name));
-            }
-        }
-        if let Some(hash) = snapshot.hash_kv {
-            let first = snapshot.compact_revision.map_or(1, |c| c.0.max(1));
-            let (last, keys) = (snapshot.last_revision, snapshot.live_keys.unwrap_or(0));
-            let keys = count(keys, "live key");
-            let holds = format!("revisions {first} to {last}, {keys}, HashKV {hash}");
-            text.field("holds", holds);
-        }
-        let (stored, payload) = (size(snapshot.bytes), size(snapshot.uncompressed_bytes));
-        text.field("size", format_args!("{stored}, uncompressed {payload}"));
-    }
-    if let Some(endpoint) = &o.endpoint {
-        let equal = o.members.iter().filter(|m| m.agrees == Some(true)).count();
-        let all = count(o.members.len(), "member");
-        text.field(
-            "from",
-            format_args!("{endpoint}; {equal} of {all} with equal data"),
-        );
-    }
-    text.maybe("full", o.full_message.as_ref());
-    if o.timeline_began {
-        text.field("history", "this snapshot begins a new timeline");
-    }
-    text.each("gap", o.hole.iter().map(gap_text));
-    text.field("took", duration::human(o.seconds));
-    text.end()
-}
+impl Render for TakenSnapshots {}
 
-fn gap_text(gap: &Hole) -> String {
-    format!(
-        "revisions {} to {} cannot be restored: etcd compacted them before they were saved",
-        gap.first_revision, gap.last_revision
-    )
-}
-
-fn follow_to_text(o: &Report<follow::Followed>) -> String {
-    let mut text = Text::new();
-    text.line(format_args!(
-        "saved {} and {} ({}, {})",
-        count(o.fulls, "full"),
-        count(o.deltas, "delta"),
-        count(o.events, "event"),
-        size(o.bytes_written)
-    ));
-    text.maybe("revision", o.revision.map(|r| format!("saved up to {r}")));
-    text.each("gap", o.holes.iter().map(gap_text));
-    if o.failures > 0 {
-        text.field("failures", format_args!("{}, all retried", o.failures));
-    }
-    text.end()
-}
+impl Render for Followed {}

@@ -2,15 +2,18 @@
 //!
 //! The operation itself is `ops::status`.
 
-use super::text::{self, Text};
+use super::render::{Blocks, Render};
+use super::terminal::Style;
+use super::text;
 use super::{Ended, Output, StoreArgs, print_report, size};
+use crate::base::plural::count;
 use crate::base::{Cancel, duration};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Reason, Result};
+use crate::ops::list::RecordedIdentity;
 use crate::ops::live_follower::LiveFollower;
 use crate::ops::report::Report;
 use crate::ops::status::{BackupState, Options, Verdict, Verification, of_nothing, run};
 use crate::ops::verify::record::{RecordLevel, RecordResult};
-use crate::prefix::restorable::Restorable;
 use clap::Args;
 
 /// Tell whether a backup is healthy, and what to do next
@@ -45,7 +48,7 @@ pub(super) struct StatusArgs {
 
 impl StatusArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        print_report(output, self.report(cancel)?, to_text)
+        print_report(output, self.report(cancel)?)
     }
 
     fn report(&self, cancel: &Cancel) -> Result<Report<BackupState>> {
@@ -59,74 +62,67 @@ impl StatusArgs {
     }
 }
 
-fn to_text(o: &Report<BackupState>) -> String {
-    // The longest label is "restorable".
-    let mut text = Text::with_labels(10);
-    let verdict = match (o.failure.as_ref().map(Error::to_string), &o.newest) {
-        (Some(message), _) => message,
-        (None, Some(newest)) => format!("the newest snapshot is {} old", ago(newest.age_seconds)),
-        (None, None) => "nothing is wrong".to_owned(),
-    };
-    text.line(format_args!("{}: {verdict}", o.verdict.as_str()));
-    for finding in o.findings.iter().skip(1) {
-        text.field(
-            "also",
-            format_args!("{} [{}]", finding.message, finding.reason),
-        );
-    }
-    if let Some(n) = &o.newest {
-        let revision = n.revision.map(|r| format!("revision {r}, "));
-        text.field(
-            "newest",
-            format_args!(
-                "{}, {}{} old (at most {})",
-                n.path,
-                revision.unwrap_or_default(),
-                ago(n.age_seconds),
-                ago(o.max_age_seconds)
-            ),
-        );
-    }
-    text.maybe("follower", o.follower.as_ref().map(LiveFollower::text));
-    let ranges: Vec<String> = o.restorable.iter().map(range).collect();
-    text.list("restorable", &ranges);
-    if o.restorable.len() > 1 {
-        let gaps = o.restorable.len() - 1;
-        let gaps = match gaps {
-            1 => "1 gap between these ranges".to_owned(),
-            n => format!("{n} gaps between these ranges"),
+impl Render for BackupState {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        let style = match o.verdict {
+            Verdict::Healthy => Style::Good,
+            _ => Style::Bad,
         };
-        text.field("gaps", gaps);
-    }
-    match o.verifications.is_empty() {
-        true if o.verdict != Verdict::Empty && o.timeline.is_some() => {
+        let verdict = match (&o.failure, &o.newest) {
+            (Some(failure), _) => failure.to_string(),
+            (None, Some(newest)) => {
+                format!("the newest snapshot is {} old", ago(newest.age_seconds))
+            }
+            (None, None) => "nothing is wrong".to_owned(),
+        };
+        text.verdict(style, o.verdict.as_str(), format!(": {verdict}"));
+        text::add_findings(o.findings.get(1..).unwrap_or_default(), &mut text);
+        if let Some(n) = &o.newest {
+            let revision = n.revision.map(|r| format!("revision {r}, "));
+            let revision = revision.unwrap_or_default();
+            let (age, most) = (ago(n.age_seconds), ago(o.max_age_seconds));
+            text.field(
+                "newest",
+                format!("{}, {revision}{age} old (at most {most})", n.path),
+            );
+        }
+        text.field("follower", o.follower.as_ref().map(LiveFollower::text));
+        text::add_ranges("restorable", &o.restorable, &mut text);
+        if o.restorable.len() > 1 {
+            let gaps = count(o.restorable.len() - 1, "gap");
+            text.field("gaps", format!("{gaps} between these ranges"));
+        }
+        if o.verifications.is_empty() && o.verdict != Verdict::Empty && o.timeline.is_some() {
             text.field("verified", "never, or not recorded");
         }
-        _ => text.each("verified", o.verifications.iter().map(verification)),
+        for v in &o.verifications {
+            text.field("verified", verification(v));
+        }
+        let s = &o.size;
+        let growth = o.bytes_per_day;
+        let growth = growth.map(|b| format!(", {} a day over the last 7 days", size(b)));
+        let growth = growth.unwrap_or_default();
+        let (bytes, fulls, deltas) = (
+            size(s.bytes),
+            count(s.fulls, "full"),
+            count(s.deltas, "delta"),
+        );
+        let sizes = format!(
+            "{bytes}, {fulls}, {deltas} ({} excluded){growth}",
+            s.excluded
+        );
+        text.field("size", sizes.replace(" (0 excluded)", ""));
+        text.field("cluster", o.identity.as_ref().map(RecordedIdentity::text));
+        text::add_findings(&o.problems, &mut text);
+        text.field("next", o.next.as_deref());
+        text
     }
-    text.field("size", size_of(o));
-    if let Some(identity) = &o.identity {
-        text.field("cluster", identity.text());
-    }
-    for p in &o.problems {
-        text.field("note", format_args!("{} [{}]", p.message, p.reason));
-        text.list("", &p.snapshots);
-    }
-    text.maybe("next", o.next.as_ref());
-    text.end()
 }
 
 /// A duration by its two largest units, `1d 5h`, and at least a second.
 fn ago(seconds: f64) -> String {
     duration::age(seconds.max(1.0))
-}
-
-fn range(r: &Restorable) -> String {
-    let (from, to) = (
-        text::local_time(r.first_time),
-        text::local_time(r.last_time),
-    );
-    format!("revisions {}, {from} to {to}", r.revisions())
 }
 
 fn verification(v: &Verification) -> String {
@@ -160,25 +156,4 @@ fn verification(v: &Verification) -> String {
         format!("{} ago", ago(v.age_seconds))
     };
     format!("{result}: {level}{chains}{drill}, {when}{behind}")
-}
-
-fn size_of(o: &BackupState) -> String {
-    let s = &o.size;
-    let count = |n: u64, one: &str| match n {
-        1 => format!("1 {one}"),
-        n => format!("{n} {one}s"),
-    };
-    let excluded = match s.excluded {
-        0 => String::new(),
-        n => format!(" ({n} excluded)"),
-    };
-    let growth = o.bytes_per_day;
-    let growth = growth.map(|b| format!(", {} a day over the last 7 days", size(b)));
-    format!(
-        "{}, {}, {}{excluded}{}",
-        size(s.bytes),
-        count(s.fulls, "full"),
-        count(s.deltas, "delta"),
-        growth.unwrap_or_default()
-    )
 }

@@ -2,12 +2,10 @@
 //!
 //! The operation itself is `ops::store_check`.
 
-use super::terminal::Style;
-use super::text::Text;
+use super::render::Render;
 use super::{Ended, Output, StoreArgs, print_report};
 use crate::base::Cancel;
-use crate::ops::report::{Report, Status};
-use crate::ops::store_check::{Ability, AbilityState, CheckedStore, run};
+use crate::ops::store_check::{CheckedStore, run};
 use clap::{Args, Subcommand};
 
 /// Work with a store itself, independent of its backups
@@ -47,56 +45,8 @@ impl StoreCommand {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let StoreSubcommand::Check(args) = &self.command;
         let report = run(|settings| args.store.store_with(settings, cancel))?;
-        print_report(output, report, to_text)
+        print_report(output, report)
     }
 }
 
-fn label(ability: Ability) -> &'static str {
-    match ability {
-        Ability::List => "list",
-        Ability::Put => "write",
-        Ability::ConditionalCreate => "create if free",
-        Ability::ReadBack => "read back",
-        Ability::Multipart => "write in parts",
-        Ability::Lock => "lock",
-        Ability::Tags => "tags",
-        Ability::Versions => "versions",
-        Ability::Uploads => "list uploads",
-        Ability::DeleteMany => "delete many",
-        Ability::Delete => "delete",
-    }
-}
-
-fn state(state: AbilityState) -> &'static str {
-    match state {
-        AbilityState::Works => "works",
-        AbilityState::Failed => "FAILED",
-        AbilityState::Lacking => "none",
-        AbilityState::NotTried => "not tested",
-    }
-}
-
-fn to_text(o: &Report<CheckedStore>) -> String {
-    let mut text = Text::new();
-    for check in &o.checks {
-        let (label, state) = (label(check.ability), state(check.state));
-        let line = format_args!("{label:<15} {state:<10} {}", check.needed_for);
-        text.hanging(27, line);
-        if let Some(e) = &check.error {
-            text.hanging(27, format_args!("{:<27}{e}", ""));
-        }
-    }
-    let (style, can) = match o.status {
-        Status::Failed => (Style::Bad, "cannot"),
-        _ => (Style::Good, "can"),
-    };
-    let verdict = format!("deltafold {can} work");
-    text.verdict(style, verdict, format_args!(" with {}", o.store));
-    if !o.settings.is_empty() {
-        text.line(format_args!(
-            "It can with these settings: --store-option {}",
-            o.settings.join(" --store-option ")
-        ));
-    }
-    text.end()
-}
+impl Render for CheckedStore {}

@@ -1,7 +1,7 @@
 //! The termination message: the result of a command as a small JSON object in a file (--termination-log).
 //!
 //! `telemetry::termination` defines the object. A failure to write it does not change the exit code.
-//! `cli::main` calls `begin` and `end`; `print_outcome` calls `keep` with the outcome.
+//! `cli::main` calls `begin` and `end`; `print_report` calls `keep` with the report.
 
 use crate::base::lock;
 use crate::error::Error;

@@ -5,25 +5,26 @@
 
 use super::endpoints::EndpointArgs;
 use super::metrics::MetricsArgs;
+use super::render::{Blocks, Render};
 use super::terminal::{self, Style};
-use super::text::{self, Text};
+use super::text;
 use super::{BackupArgs, Ended, Output, print_report, size};
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
-use crate::base::shorten::{self, IN_JSON};
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::findings::{Finding, Severity};
+use crate::ops::findings::Severity;
 use crate::ops::report::{Report, Status};
 use crate::ops::verify::cluster::{ComparedCluster, Options, run};
-use crate::ops::verify::{drill, file, store};
+use crate::ops::verify::drill::{self, Drilled};
+use crate::ops::verify::file::{self, VerifiedFile};
+use crate::ops::verify::store::{self, Level, VerifiedBackup};
 use crate::prefix::Context;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::snapshot_files::OpenFile;
 use crate::telemetry::metrics::{Metrics, RestorableWindow};
 use clap::Args;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -144,7 +145,7 @@ impl VerifyArgs {
             report.warnings.push(warning.to_owned());
         }
         metrics.verified(&report.metrics());
-        print_report(output, report, file_to_text)
+        print_report(output, report)
     }
 
     /// The restore drill that is asked for.
@@ -171,11 +172,10 @@ impl VerifyArgs {
         };
         let result = run(ctx, &connector, &options);
         metrics.store_read(ctx.store.bytes_read());
-        print_report(output, result?, comparison_to_text)
+        print_report(output, result?)
     }
 
     fn level(&self) -> Result<store::Level> {
-        use store::Level;
         match (self.depth.level, &self.etcd_binary) {
             (Some(level), Some(_)) if level < Level::Fold => Err(Reason::Usage.error("--etcd-binary needs the folded state to compare etcd with: give --level fold, or omit --level")),
             (Some(level), _) => Ok(level),
@@ -216,7 +216,7 @@ impl VerifyArgs {
             .iter()
             .filter(|f| f.severity == Severity::Error);
         let errors = count(errors.count(), "error");
-        let failure = print_report(output, report, to_text)?;
+        let failure = print_report(output, report)?;
         // The report above the message has the errors already.
         Ok(if output == Output::Text && terminal::is_shared() {
             failure.map(|e| e.reason().error(format!("{errors}: see above")))
@@ -226,92 +226,87 @@ impl VerifyArgs {
     }
 }
 
-fn to_text(o: &Report<store::VerifiedBackup>) -> String {
-    use store::Level;
-    let mut text = Text::new();
-    let level = match o.level {
-        Level::Names => "by names",
-        Level::Checksums => "by checksums",
-        Level::Fold => "by checksums and a fold",
-    };
-    let chains = if o.all_chains {
-        "all chains"
-    } else {
-        "the newest chain"
-    };
-    let (style, status) = match o.status {
+/// Adds whether the backup is good, and how it was verified.
+fn add_verdict(status: Status, what: &str, text: &mut Blocks) {
+    let (style, verdict) = match status {
         Status::Failed => (Style::Bad, "failed"),
         _ => (Style::Good, "verified"),
     };
-    text.verdict(style, status, format_args!(": {chains}, {level}"));
-    add_findings(&o.findings, &mut text);
-    let mut lines = Vec::new();
-    for c in &o.chains {
-        let hash = c.hash_kv.zip(c.live_keys);
-        let hash = hash.map(|(hash, keys)| format!(": HashKV {hash}, {}", count(keys, "live key")));
-        lines.push(format!(
-            "{} with {}, to revision {} on {}{}",
-            c.base,
-            count(c.deltas, "delta"),
-            c.last_revision,
-            c.timeline,
-            hash.unwrap_or_default()
-        ));
-    }
-    text.list("chain", &lines);
-    for d in &o.drills {
-        text.field("drill", drill_text(d));
-    }
-    if let Some(n) = &o.newest {
-        text.line(format_args!(
-            "  restorable on {}: revisions {} to {}, up to {}",
-            n.timeline,
-            n.first_revision,
-            n.last_revision,
-            text::local_time(n.last_time)
-        ));
-        let age = duration::age(n.snapshot_age_seconds);
-        text.field("newest", format_args!("{}, {age} old", n.snapshot));
-    }
-    let (read, all, bytes) = (o.snapshots_read, o.snapshots, size(o.bytes_read));
-    let (all, took) = (count(all, "snapshot"), duration::human(o.seconds));
-    let read = format!("{read} of {all}, {bytes}, in {took}");
-    text.field("read", read);
-    text.maybe("recorded", o.recorded.as_ref());
-    text.end()
+    text.verdict(style, verdict, format!(": {what}"));
 }
 
-fn file_to_text(o: &Report<file::VerifiedFile>) -> String {
-    use store::Level;
-    let mut text = Text::new();
-    let how = match o.level {
-        Level::Names => "by its SHA-256",
-        Level::Checksums => "every byte",
-        Level::Fold => "every byte, and by a fold",
-    };
-    let (style, status) = match o.status {
-        Status::Failed => (Style::Bad, "failed"),
-        _ => (Style::Good, "verified"),
-    };
-    text.verdict(style, status, format_args!(": {}, {how}", o.path));
-    let hash = o.hash_kv.zip(o.live_keys);
-    let hash = hash.map(|(hash, keys)| format!(", HashKV {hash}, {}", count(keys, "live key")));
-    let holds = format!("revision {}{}", o.revision, hash.unwrap_or_default());
-    text.field("holds", holds);
-    if let Some((created, age)) = o.created.zip(o.age_seconds) {
-        let age = duration::age(age);
+impl Render for VerifiedBackup {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        let level = match o.level {
+            Level::Names => "by names",
+            Level::Checksums => "by checksums",
+            Level::Fold => "by checksums and a fold",
+        };
+        let chains = if o.all_chains {
+            "all chains"
+        } else {
+            "the newest chain"
+        };
+        add_verdict(o.status, &format!("{chains}, {level}"), &mut text);
+        text::add_findings(&o.findings, &mut text);
+        let mut lines = Vec::new();
+        for c in &o.chains {
+            let hash = c.hash_kv.zip(c.live_keys);
+            let hash =
+                hash.map(|(hash, keys)| format!(": HashKV {hash}, {}", count(keys, "live key")));
+            lines.push(format!(
+                "{} with {}, to revision {} on {}{}",
+                c.base,
+                count(c.deltas, "delta"),
+                c.last_revision,
+                c.timeline,
+                hash.unwrap_or_default()
+            ));
+        }
+        text.list("chain", &lines);
+        for d in &o.drills {
+            text.field("drill", drill_text(d));
+        }
+        if let Some(n) = &o.newest {
+            let (first, last, timeline) = (n.first_revision, n.last_revision, &n.timeline);
+            let until = text::local_time(n.last_time);
+            let range = format!("revisions {first} to {last} on {timeline}, up to {until}");
+            text.field("restorable", range);
+            let age = duration::age(n.snapshot_age_seconds);
+            text.field("newest", format!("{}, {age} old", n.snapshot));
+        }
+        let (read, all, bytes) = (o.snapshots_read, o.snapshots, size(o.bytes_read));
+        let (all, took) = (count(all, "snapshot"), duration::human(o.seconds));
+        text.field("read", format!("{read} of {all}, {bytes}, in {took}"));
+        text.field("recorded", o.recorded.as_deref());
+        text
+    }
+}
+
+impl Render for VerifiedFile {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        let how = match o.level {
+            Level::Names => "by its SHA-256",
+            Level::Checksums => "every byte",
+            Level::Fold => "every byte, and by a fold",
+        };
+        add_verdict(o.status, &format!("{}, {how}", o.path), &mut text);
+        let hash = o.hash_kv.zip(o.live_keys);
+        let hash = hash.map(|(hash, keys)| format!(", HashKV {hash}, {}", count(keys, "live key")));
         text.field(
-            "taken",
-            format_args!("{}, {age} old", text::local_time(created)),
+            "holds",
+            format!("revision {}{}", o.revision, hash.unwrap_or_default()),
         );
+        text.field("taken", o.created);
+        text.field("age", o.age_seconds.map(duration::age));
+        text.field("drill", o.drill.as_ref().map(drill_text));
+        text
     }
-    if let Some(drill) = &o.drill {
-        text.field("drill", drill_text(drill));
-    }
-    text.end()
 }
 
-fn drill_text(d: &Report<drill::Drilled>) -> String {
+fn drill_text(d: &Report<Drilled>) -> String {
     let result = if d.succeeded {
         "equals the backup, and accepts a write"
     } else {
@@ -323,54 +318,27 @@ fn drill_text(d: &Report<drill::Drilled>) -> String {
     format!("etcd {version} at revision {revision} of {timeline}: {result} ({took})")
 }
 
-/// Adds the findings. Of each reason, only the first ones are listed.
-fn add_findings(findings: &[Finding], text: &mut Text) {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for finding in findings {
-        let count = counts.entry(finding.reason).or_default();
-        *count += 1;
-        if *count > shorten::WHOLE {
-            continue;
+impl Render for ComparedCluster {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        let equal = ": the backup and the cluster have the same data at revision";
+        text.verdict(Style::Good, "equal", format!("{equal} {}", o.revision));
+        let compacted = text::compacted(o.compact_revision);
+        let keys = count(o.live_keys, "live key");
+        text.field("HashKV", format!("{}, {compacted}, {keys}", o.hash_kv));
+        text.field("from", &o.base);
+        text.list("", &o.deltas);
+        for m in &o.members {
+            let at = m.endpoint.as_deref().unwrap_or("no endpoint");
+            let result = m.equal.map_or("not compared", |_| "equal");
+            text.field("member", format!("{} at {at}: {result}", m.name));
         }
-        let severity = match finding.severity {
-            Severity::Error => "error",
-            Severity::Note => "note",
-        };
-        let (message, reason) = (&finding.message, finding.reason);
-        text.field(severity, format_args!("{message} [{reason}]"));
-        // A message about one snapshot often names it.
-        let paths = finding.snapshots.iter();
-        let unnamed = paths.filter(|path| !message.contains(path.as_str()));
-        text.list("", &unnamed.collect::<Vec<_>>());
+        let (events, took) = (count(o.events, "event"), duration::human(o.seconds));
+        text.field(
+            "folded",
+            format!("{events} in {took}, on timeline {}", o.timeline),
+        );
+        text.field("recorded", o.recorded.as_deref());
+        text
     }
-    for (reason, n) in counts {
-        if n > shorten::WHOLE {
-            let more = shorten::more(n - shorten::WHOLE, IN_JSON);
-            text.line(format_args!("  [{reason}]: {more}"));
-        }
-    }
-}
-
-fn comparison_to_text(o: &Report<ComparedCluster>) -> String {
-    let mut text = Text::new();
-    let equal = ": the backup and the cluster have the same data at revision";
-    text.verdict(Style::Good, "equal", format_args!("{equal} {}", o.revision));
-    let compacted = text::compacted(o.compact_revision);
-    let keys = count(o.live_keys, "live key");
-    let hash = format!("{}, {compacted}, {keys}", o.hash_kv);
-    text.field("HashKV", hash);
-    text.from(&o.base, &o.deltas);
-    for m in &o.members {
-        let at = m.endpoint.as_deref().unwrap_or("no endpoint");
-        let result = match m.equal {
-            Some(_) => "equal",
-            None => "not compared",
-        };
-        text.field("member", format_args!("{} at {at}: {result}", m.name));
-    }
-    let (events, took) = (count(o.events, "event"), duration::human(o.seconds));
-    let folded = format!("{events} in {took}, on timeline {}", o.timeline);
-    text.field("folded", folded);
-    text.maybe("recorded", o.recorded.as_ref());
-    text.end()
 }

@@ -12,6 +12,7 @@ use crate::etcd::diff::{Action, BackupKey, Batches, Diff, KeyDifference, LiveKey
 use crate::mvcc::{KeyRange, Revision};
 use crate::ops::read::json::text_or_base64;
 use crate::ops::report::{Report, ReportBuilder};
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 use std::collections::VecDeque;
 
@@ -121,6 +122,8 @@ pub struct AppliedState {
     pub dry_run: bool,
     /// The revision of the backup that was compared.
     pub revision: Revision,
+    /// The moment that was asked for; null if none was.
+    pub as_of: Option<DateTime<Utc>>,
     /// The revision of the live etcd that was compared; 0 if it could not be read.
     pub live_revision: i64,
     /// Keys that the backup has and the live etcd lacked.

@@ -26,6 +26,7 @@ use crate::prefix::scan::{Depth, scan};
 use crate::prefix::set_aside::{Purpose, decide_again, refuse_excluded_deltas};
 use crate::prefix::{Context, free_space, timeline_records};
 use crate::telemetry::progress::Step;
+use chrono::{DateTime, Utc};
 use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -86,6 +87,8 @@ pub struct Compacted {
     pub events: Option<u64>,
     /// The newest revision of the fold.
     pub revision: Revision,
+    /// The moment that was asked for; null if none was.
+    pub as_of: Option<DateTime<Utc>>,
     /// The compacted revision of `snapshot`: older states cannot be read from it. -1 if it holds all
     /// history. null in a dry run that would fold.
     pub compact_revision: Option<Revision>,
@@ -265,6 +268,7 @@ impl Compaction<'_> {
             deltas: source.deltas().map(|s| s.name.to_string()).collect(),
             events: None,
             revision: source.revision,
+            as_of: self.options.state.point.time,
             compact_revision: None,
             live_keys: None,
             hash_kv: None,

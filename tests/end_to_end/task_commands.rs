@@ -397,7 +397,7 @@ async fn waiting_ends_with_the_task_and_with_its_exit_code() {
         let (got, outcome, stderr) = ended(child);
         assert_eq!((got, &outcome["state"]), (code, &json!(state)), "{stderr}");
         schema.check(&outcome);
-        assert_eq!(outcome["message"], "the Job runs");
+        assert_eq!(outcome["operation"], "the Job runs");
         let told = stderr.contains("error: ");
         assert_eq!(told, error.is_some(), "{stderr}");
     }

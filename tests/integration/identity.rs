@@ -62,10 +62,7 @@ fn the_first_write_records_whose_backup_it_is() {
                 "it is nobody's foreign object"
             );
             let text = list(&world.prefix, "text");
-            assert!(
-                text.contains(&format!("backup of cluster {id}, members default")),
-                "{text}"
-            );
+            assert!(text.contains(&format!("{id}, members default")), "{text}");
             // Neither a snapshot of the same cluster nor its --take-over changes the record.
             for args in [[].as_slice(), &["--take-over"]] {
                 world.put("/a", "2");

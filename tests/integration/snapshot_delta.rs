@@ -123,7 +123,7 @@ fn a_full_of_more_than_is_allowed_is_replaced_and_the_flag_is_named() {
                 "{warnings}"
             );
             assert!(warnings.contains("--max-database-bytes"), "{warnings}");
-            let message = done.json["message"].as_str().unwrap();
+            let message = done.json["full_message"].as_str().unwrap();
             let names_it = message.contains("--max-database-bytes");
             assert_eq!(names_it, wanted == "TooLarge", "{message}");
         }
@@ -225,7 +225,11 @@ fn another_history(version: EtcdVersion, last: impl Fn(&RecordedEtcd, u8), behin
         let done = world.delta(&["--take-over"]);
         assert_eq!(why(&done.json), "HistoryMismatch", "{}", done.json);
         assert_eq!(done.json["timeline_began"], true, "{}", done.json);
-        assert!(done.json["message"].as_str().is_some_and(|m| !m.is_empty()));
+        assert!(
+            done.json["full_message"]
+                .as_str()
+                .is_some_and(|m| !m.is_empty())
+        );
         assert_eq!(done.json["revision"], revision);
         world.put_many("/b/", 5, 10);
         let done = world.delta(&[]);

@@ -193,23 +193,49 @@ fn who_names_keys_does_not_steer_the_terminal() {
     let forged = "v2/x\nFORGED: all is well\r";
     bucket.put_rubbish(&[forged.to_owned()]);
     bucket.put_rubbish(&odd_snapshots(&bucket.full)[5..8]);
-    for command in ["list", "verify", "compact"] {
-        for log in ["text", "json"] {
-            let args = [command, "--store", "s3://b/p", "--log-format", log];
-            let output = bucket.command(&args).output().unwrap();
-            assert!(output.status.success());
-            let stdout = String::from_utf8(output.stdout).unwrap();
-            let stderr = String::from_utf8(output.stderr).unwrap();
-            for (name, text) in [("stdout", &stdout), ("stderr", &stderr)] {
-                let steers = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
-                assert!(!text.contains(steers), "{command}: {name}: {text:?}");
-                let is_forged = |line: &str| line.trim_start().starts_with("FORGED");
-                assert!(!text.lines().any(is_forged), "{command}: {name}: {text}");
-            }
-            if command != "compact" {
-                assert!(stdout.contains("x\\nFORGED: all is well\\r"), "{stdout}");
-                assert!(stdout.contains("\\u{1b}[2J"), "{stdout}");
-            }
+    let folder = scratch::folder().unwrap();
+    let copy = folder.path().join("copy").to_str().unwrap().to_owned();
+    let data_dir = format!("{copy}\u{202e}\u{1b}[2J");
+    let full = bucket.full.rsplit('/').next().unwrap();
+    // Every report with a table, a list of names or a text of the user's.
+    let commands: [&[&str]; 10] = [
+        &["list"],
+        &["list", "--deep"],
+        &["status", "--max-age", "9999d"],
+        &["verify", "--no-record"],
+        &["verify", "--all-chains", "--no-record"],
+        &["compact", "--dry-run"],
+        &["gc", "--policy", "limit", "--limit", "1"],
+        &["pin", full, "--reason", forged],
+        &["restore", "--dry-run", "--data-dir", &data_dir],
+        &["copy", "--to", &copy],
+    ];
+    for (command, log, columns) in commands.iter().flat_map(|command| {
+        [("text", "80"), ("text", "200"), ("json", "80")].map(|(log, wide)| (command, log, wide))
+    }) {
+        let store = if command[0] == "copy" {
+            "--from"
+        } else {
+            "--store"
+        };
+        let args = [command, &[store, "s3://b/p", "--log-format", log][..]].concat();
+        let output = bucket
+            .command(&args)
+            .env("COLUMNS", columns)
+            .output()
+            .unwrap();
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!stdout.is_empty(), "{command:?}: {stderr}");
+        for (name, text) in [("stdout", &stdout), ("stderr", &stderr)] {
+            let steers = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+            assert!(!text.contains(steers), "{command:?}: {name}: {text:?}");
+            let is_forged = |line: &str| line.trim_start().starts_with("FORGED");
+            assert!(!text.lines().any(is_forged), "{command:?}: {name}: {text}");
+        }
+        if ["list", "verify"].contains(&command[0]) && columns == "200" {
+            assert!(stdout.contains("x\\nFORGED: all is well\\r"), "{stdout}");
+            assert!(stdout.contains("\\u{1b}[2J"), "{stdout}");
         }
     }
     // JSON has the names unchanged, as escapes.

@@ -1,8 +1,9 @@
 //! `deltafold get KIND`: a table of the objects of a kind.
 
 use super::super::format::Format;
+use super::super::render::{WIDEST_CELL, Widths};
 use super::super::stream::Stream;
-use super::super::text::{self, WIDEST_CELL, Widths};
+use super::super::text;
 use super::Printer;
 use crate::base::duration;
 use crate::base::printable::line;

@@ -3,8 +3,8 @@
 //! The controller runs the task; here it is only created, and with --wait waited for.
 
 use super::super::kubernetes::{ClusterArgs, wait_for};
-use super::super::{Ended, Output, parse_options, print_outcome};
-use super::{CreatedTask, print_task, wait_until_final};
+use super::super::{Ended, Output, parse_options};
+use super::{print_task, wait_until_final};
 use crate::base::flag_values::yes_or_no;
 use crate::base::{Cancel, Span, TextValue, duration};
 use crate::controller::api::{
@@ -17,6 +17,7 @@ use crate::controller::jobs::LABEL_TASK;
 use crate::error::{Reason, Result};
 use crate::kubernetes::UserClient;
 use crate::ops::copy::plan::CopyLimits;
+use crate::ops::report::ReportBuilder;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use kube::ResourceExt;
@@ -257,6 +258,7 @@ impl CreateType {
             spec,
             status: None,
         };
+        let clock = ReportBuilder::start();
         wait_for(cancel, async {
             let client = common.cluster.client().await?;
             check_policy(&client, &common.policy).await?;
@@ -272,16 +274,14 @@ impl CreateType {
                 );
                 let name = created.name_any();
                 let task = wait_until_final(&client, &name, common.timeout).await?;
-                return print_task(&task, output);
+                return print_task(&task, clock, output);
             }
             let (name, namespace) = (created.name_any(), client.namespace());
             tracing::info!("watch it: kubectl get ebt {name} --namespace {namespace} --watch");
             tracing::info!(
                 "its logs: kubectl logs --selector {LABEL_TASK}={name} --namespace {namespace} --tail -1"
             );
-            print_outcome(output, &CreatedTask::of(&created), |o| {
-                format!("{}\n", o.name)
-            })
+            print_task(&created, clock, output)
         })
     }
 }

@@ -4,12 +4,13 @@
 
 mod create;
 
-use super::text::Text;
-use super::{Ended, Output, print_outcome};
+use super::render::{Blocks, Render};
+use super::{Ended, Output, print_report};
 use crate::base::Cancel;
 use crate::controller::api::{EtcdBackupTask, TaskState, TaskType};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::UserClient;
+use crate::ops::report::{Report, ReportBuilder};
 use chrono::{DateTime, Utc};
 use clap::{Args, Subcommand};
 use futures::StreamExt;
@@ -60,7 +61,7 @@ pub(super) struct CreatedTask {
     /// The name of its Job; null if it has none.
     job: Option<String>,
     /// What the task is doing or waiting for. Human-readable: the wording may change.
-    message: Option<String>,
+    operation: Option<String>,
     /// The errors of the task, the newest first.
     errors: Vec<TaskFailure>,
 }
@@ -98,20 +99,25 @@ impl CreatedTask {
             initiated_at: status.initiated_at,
             finished_at: status.finished_at,
             job: status.job_name,
-            message: status.last_operation.map(|o| o.reason),
+            operation: status.last_operation.map(|o| o.reason),
             errors,
         }
     }
+}
 
-    fn to_text(&self) -> String {
-        let mut text = Text::new();
-        text.line(format_args!("{} {}", self.name, self.state.as_str()));
-        if let Some(message) = self.message.as_ref().filter(|m| !m.is_empty()) {
-            text.line(format_args!("  {message}"));
+impl Render for CreatedTask {
+    fn blocks(o: &Report<Self>) -> Blocks {
+        let mut text = Blocks::default();
+        if o.finished_at.is_none() {
+            text.line(&o.name);
+            return text;
         }
-        let error = |e: &TaskFailure| format!("{} [{}]", e.description, e.code);
-        text.each("error", self.errors.iter().map(error));
-        text.end()
+        text.line(format!("{} {}", o.name, o.state.as_str()));
+        text.field("message", o.operation.as_deref().filter(|m| !m.is_empty()));
+        for e in &o.errors {
+            text.field("error", format!("{} [{}]", e.description, e.code));
+        }
+        text
     }
 }
 
@@ -156,9 +162,11 @@ impl TaskArgs {
 }
 
 /// Prints a task, and returns its failure.
-fn print_task(task: &EtcdBackupTask, output: Output) -> Ended {
-    print_outcome(output, &CreatedTask::of(task), CreatedTask::to_text)?;
-    Ok(failure_of(task))
+fn print_task(task: &EtcdBackupTask, clock: ReportBuilder, output: Output) -> Ended {
+    print_report(
+        output,
+        clock.ended(CreatedTask::of(task), true, failure_of(task)),
+    )
 }
 
 /// Waits until the task has ended, and returns it. A `timeout` of zero is no timeout.

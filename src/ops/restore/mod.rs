@@ -29,6 +29,7 @@ use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::set_aside::{Purpose, decide_again, refuse_excluded_deltas};
 use candidates::{Candidates, OpenedBackup, is_candidate_failure};
+use chrono::{DateTime, Utc};
 use output::WriteFailure;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -89,6 +90,8 @@ pub struct Restored {
     /// The newest revision of the written database: `restored_revision`, raised by --bump-revision.
     /// null if nothing is restored.
     pub revision: Option<Revision>,
+    /// The moment that was asked for; null if none was.
+    pub as_of: Option<DateTime<Utc>>,
     /// The compacted revision of the written database: older states cannot be read. -1 if it holds all
     /// history. null if nothing was written.
     pub compact_revision: Option<Revision>,
@@ -329,6 +332,7 @@ impl Restoration<'_> {
         Restored {
             decision,
             bytes_read: bytes_read.sum(),
+            as_of: self.options.shared.point.time,
             dry_run: self.options.dry_run,
             ..Restored::default()
         }
