@@ -61,7 +61,7 @@ const COMMANDS: [(&str, Results); 20] = [
     ("store-check", |g| {
         vec![report::<store_check::CheckedStore>(g)]
     }),
-    ("task", |g| vec![g.subschema_for::<CreatedTask>()]),
+    ("task", |g| vec![report::<CreatedTask>(g)]),
     ("verify", |g| {
         vec![
             report::<verify::store::VerifiedBackup>(g),
