@@ -5,6 +5,7 @@
 
 use crate::backup::catalog::Catalog;
 use crate::backup::timeline::{Timeline, TimelineMember};
+use crate::base::opt::REVISION;
 use crate::base::shorten;
 use crate::error::{Reason, Result};
 use crate::mvcc::{Base, Revision};
@@ -131,13 +132,13 @@ pub fn choose_with_history(
     }
     if let Some(from) = gap.filter(|_| goal <= newest) {
         return Err(Reason::RevisionGap.error(format!(
-            "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or choose a --revision up to {}",
+            "the snapshots between revision {from} and {goal} have a gap: missing are {}; take a full snapshot, or choose a {REVISION} up to {}",
             show_ranges(&deltas.missing(from, goal)),
             deltas.end(from)
         )));
     }
     Err(Reason::OutOfRange.error(format!(
-        "no snapshot of timeline {} covers revision {goal}: choose a --revision among those covered ({})",
+        "no snapshot of timeline {} covers revision {goal}: choose a {REVISION} among those covered ({})",
         timeline.id,
         show_ranges(&restorable(catalog, timeline, known))
     )))

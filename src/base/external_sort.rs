@@ -3,6 +3,7 @@
 //! Records are sorted in memory up to a limit. Beyond it, sorted runs are written to unnamed files of the temporary
 //! directory and merged at the end. Keys and records are plain bytes here.
 
+use crate::base::opt::TEMP_DIR;
 use crate::base::temp::{Dir, TempFile};
 use crate::error::{Error, Result};
 use std::cmp::Reverse;
@@ -235,7 +236,7 @@ impl RunWriter {
 
 fn write_error(e: io::Error) -> Error {
     Error::io(
-        "write records to the temporary directory (choose another with --temp-dir)",
+        format!("write records to the temporary directory (choose another with {TEMP_DIR})"),
         e,
     )
 }
@@ -407,7 +408,7 @@ mod tests {
         assert_eq!(e.reason(), Reason::Io);
         let message = e.to_string();
         assert!(
-            message.contains("/nowhere/at/all") && message.contains("--temp-dir"),
+            message.contains("/nowhere/at/all") && message.contains("temp-dir"),
             "{message}"
         );
     }

@@ -3,6 +3,7 @@
 //! Others may be able to write to the store, and a small compressed object can unpack to any size. Every
 //! reader of snapshots therefore checks these limits; this module itself reads nothing.
 
+use crate::base::opt::{MAX_DATABASE_BYTES, MAX_VALUE_BYTES};
 use crate::error::{Error, Reason, Result};
 use std::fmt;
 
@@ -59,7 +60,7 @@ impl Limits {
     /// Returns the error for a database that is too large. `finding` says what was measured.
     pub(crate) fn database_too_large(&self, finding: impl fmt::Display) -> Error {
         Reason::TooLarge.error(format!(
-            "{finding}, but the limit is {}: raise --max-database-bytes if you trust the snapshot",
+            "{finding}, but the limit is {}: raise {MAX_DATABASE_BYTES} if you trust the snapshot",
             Bytes(self.database_bytes)
         ))
     }
@@ -67,7 +68,7 @@ impl Limits {
     /// Returns the error for a key and value that are too large. `finding` says what was measured.
     pub(crate) fn value_too_large(&self, finding: impl fmt::Display) -> Error {
         Reason::TooLarge.error(format!(
-            "{finding}, but the limit for a key and its value is {}: raise --max-value-bytes if you trust the snapshot",
+            "{finding}, but the limit for a key and its value is {}: raise {MAX_VALUE_BYTES} if you trust the snapshot",
             Bytes(self.value_bytes)
         ))
     }
@@ -167,7 +168,7 @@ mod tests {
         assert_eq!(e.reason(), Reason::TooLarge);
         let message = e.to_string();
         assert!(message.contains("17179869185 bytes"), "{message}");
-        assert!(message.contains("16 GiB") && message.contains("--max-database-bytes"));
+        assert!(message.contains("16 GiB") && message.contains("max-database-bytes"));
         assert_eq!(Bytes(3 << 19).to_string(), "1536 KiB");
         assert_eq!(Bytes(1001).to_string(), "1001 bytes");
         Limits::NONE.check_database(u64::MAX).unwrap();

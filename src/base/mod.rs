@@ -13,6 +13,7 @@ pub mod hash;
 pub mod limits;
 pub mod mounted_secret;
 pub mod mutex;
+pub mod opt;
 pub mod optional_file;
 pub(crate) mod parallel;
 pub mod percent;

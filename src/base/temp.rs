@@ -3,6 +3,7 @@
 //! If snapshots are encrypted, the files are encrypted ("sealed") as well, so that no plain text reaches the
 //! disk. `ops`, `backup` and `mvcc` spill into such files.
 
+use crate::base::opt::TEMP_DIR;
 use crate::base::{ReadAt, random};
 use crate::error::{Error, Result};
 use chacha20::ChaCha20;
@@ -49,7 +50,7 @@ impl Dir {
         let file = tempfile::tempfile_in(&self.path).map_err(|e| {
             Error::io(
                 format!(
-                    "create a file in the temporary directory {} (choose another with --temp-dir)",
+                    "create a file in the temporary directory {} (choose another with {TEMP_DIR})",
                     self.path.display()
                 ),
                 e,
@@ -370,7 +371,7 @@ mod tests {
         let e = Dir::new("/nowhere/at/all", true).file().unwrap_err();
         let message = e.to_string();
         assert!(
-            message.contains("/nowhere/at/all") && message.contains("--temp-dir"),
+            message.contains("/nowhere/at/all") && message.contains("temp-dir"),
             "{message}"
         );
     }

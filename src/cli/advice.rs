@@ -2,6 +2,8 @@
 //!
 //! Pure functions of the command line and the environment. `parse` and `refusal` call them.
 
+use crate::base::opt::Opt;
+use crate::controller::jobs::flags::field_of;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::collections::BTreeSet;
@@ -33,6 +35,19 @@ pub(super) fn explain(
         e.insert(ContextKind::Suggested, tip);
     }
     e
+}
+
+/// Sets how messages write options: as flags of the command, or with --policy-words as fields of a policy.
+pub(super) fn write_options(args: &[OsString]) {
+    let policy_words = args.iter().any(|arg| arg == "--policy-words");
+    let command = args.get(1).map(|c| c.to_string_lossy().into_owned());
+    let command = command.unwrap_or_default();
+    Opt::write_as(move |option| match (command.as_str(), option) {
+        _ if policy_words => field_of(option),
+        ("deleted", "revision" | "time") => "--since or --until".to_owned(),
+        ("diff", "revision" | "time") => "--from or --to".to_owned(),
+        _ => format!("--{option}"),
+    });
 }
 
 /// Returns an error with the usage of the innermost of these subcommands. Words after their names are ignored.

@@ -167,6 +167,9 @@ struct Global {
     /// terminationMessagePath of a Pod
     #[arg(long, global = true, value_name = "FILE")]
     termination_log: Option<PathBuf>,
+    /// Write options in messages as a policy has them: `allowShrink` for --allow-shrink
+    #[arg(long, global = true, hide = true, value_parser = yes_or_no)]
+    policy_words: bool,
 }
 
 /// The definition of the command line, as clap knows it.
@@ -189,6 +192,7 @@ pub fn main() -> ExitCode {
     let started = Instant::now();
     memory::give_back_long_buffers();
     let args: Vec<OsString> = std::env::args_os().collect();
+    advice::write_options(&args);
     let (cli, command) = match parse::parse(&args) {
         Ok(parsed) => parsed,
         Err(e) => return refusal::refuse(&e, &args, started),

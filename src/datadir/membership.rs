@@ -4,6 +4,9 @@
 //! It opens no files and makes no DNS requests. Sources: etcd's `client/pkg/types`, `membership/member.go`,
 //! `storage/schema/membership.go`.
 
+use crate::base::opt::{
+    INITIAL_ADVERTISE_PEER_URLS, INITIAL_CLUSTER, INITIAL_CLUSTER_TOKEN, NAME, Opt,
+};
 use crate::base::protobuf::Value::{Bytes, Varint};
 use crate::base::protobuf::message;
 use crate::error::{Error, Reason, Result};
@@ -92,19 +95,19 @@ impl Cluster {
     ) -> Result<Cluster> {
         let mut advertised = advertise_peer_urls
             .split(',')
-            .map(|url| peer_url("--initial-advertise-peer-urls", url))
+            .map(|url| peer_url(INITIAL_ADVERTISE_PEER_URLS, url))
             .collect::<Result<Vec<String>>>()?;
         advertised.sort();
         let by_name = parse_initial_cluster(initial_cluster)?;
         let own_urls = by_name.get(name).ok_or_else(|| {
             usage(format!(
-                "--name \"{name}\" is not among the members of --initial-cluster \
+                "{NAME} \"{name}\" is not among the members of {INITIAL_CLUSTER} \
                  \"{initial_cluster}\""
             ))
         })?;
         if *own_urls != advertised {
             return Err(usage(format!(
-                "--initial-advertise-peer-urls has {} but --initial-cluster has {} for \"{name}\": \
+                "{INITIAL_ADVERTISE_PEER_URLS} has {} but {INITIAL_CLUSTER} has {} for \"{name}\": \
                  they must be the same",
                 advertised.join(","),
                 own_urls.join(",")
@@ -113,7 +116,7 @@ impl Cluster {
         let mut unique = BTreeSet::new();
         for url in by_name.values().flatten() {
             if !unique.insert(url) {
-                return Err(usage(format!("--initial-cluster has {url} twice")));
+                return Err(usage(format!("{INITIAL_CLUSTER} has {url} twice")));
             }
         }
         Self::from_urls(by_name.into_iter().collect(), name, token.to_owned())
@@ -145,10 +148,10 @@ impl Cluster {
             .collect();
         members.sort_by_key(|m| m.id);
         if members.windows(2).any(|w| w[0].id == w[1].id) || members[0].id.0 == 0 {
-            return Err(usage(
-                "--initial-cluster gives two members the same ID, or a member the ID 0: use another \
-                 --initial-cluster-token",
-            ));
+            return Err(usage(format!(
+                "{INITIAL_CLUSTER} gives two members the same ID, or a member the ID 0: use another \
+                 {INITIAL_CLUSTER_TOKEN}"
+            )));
         }
         let ids: Vec<u8> = members.iter().flat_map(|m| m.id.0.to_be_bytes()).collect();
         let me = members.iter().position(|m| m.name == name);
@@ -260,18 +263,19 @@ fn hash(b: &[u8]) -> u64 {
 
 /// Parses `--initial-cluster` into the sorted URLs of each member.
 fn parse_initial_cluster(s: &str) -> Result<BTreeMap<String, Vec<String>>> {
-    const FLAG: &str = "--initial-cluster";
     let mut members = BTreeMap::<String, Vec<String>>::new();
     // Like etcd, skip empty parts.
     for part in s.split(',').filter(|p| !p.is_empty()) {
         let (name, url) = part.split_once('=').unwrap_or((part, ""));
         if name.is_empty() || url.is_empty() {
-            return Err(usage(format!("{FLAG} has \"{part}\": use NAME=URL")));
+            return Err(usage(format!(
+                "{INITIAL_CLUSTER} has \"{part}\": use NAME=URL"
+            )));
         }
         members
             .entry(name.to_owned())
             .or_default()
-            .push(peer_url(FLAG, url)?);
+            .push(peer_url(INITIAL_CLUSTER, url)?);
     }
     for urls in members.values_mut() {
         urls.sort();
@@ -280,7 +284,7 @@ fn parse_initial_cluster(s: &str) -> Result<BTreeMap<String, Vec<String>>> {
 }
 
 /// Checks a peer URL, and returns it as Go prints it after parsing: with the scheme in lower case.
-fn peer_url(flag: &str, url: &str) -> Result<String> {
+fn peer_url(flag: Opt, url: &str) -> Result<String> {
     let url = url.trim();
     let bad = |problem: &str| usage(format!("{flag} has \"{url}\": {problem}"));
     let (scheme, rest) = url
@@ -419,7 +423,7 @@ pub(super) mod tests {
             ("unix://localhost:2380", "unix://localhost:2380"),
             ("unixs:///run/etcd.sock", "unixs:///run/etcd.sock"),
         ] {
-            assert_eq!(peer_url("--x", given).unwrap(), kept);
+            assert_eq!(peer_url(INITIAL_CLUSTER, given).unwrap(), kept);
         }
         for bad in [
             "",
@@ -441,9 +445,9 @@ pub(super) mod tests {
             "http://[::1",
             "http://[g::]:1",
         ] {
-            let e = peer_url("--x", bad).unwrap_err();
+            let e = peer_url(INITIAL_CLUSTER, bad).unwrap_err();
             assert_eq!(e.reason(), Reason::Usage, "{bad}");
-            assert!(e.to_string().starts_with("--x has"), "{e}");
+            assert!(e.to_string().starts_with("initial-cluster has"), "{e}");
         }
     }
 
@@ -455,24 +459,24 @@ pub(super) mod tests {
             assert!(e.to_string().contains(flag), "{e}");
         };
         let (a, b) = ("http://a:1", "http://b:1");
-        refuse("c", "a=http://a:1", a, "--name \"c\"");
-        refuse("a", "", a, "--name");
-        refuse("a", "a=http://a:1", b, "--initial-advertise-peer-urls");
+        refuse("c", "a=http://a:1", a, "name \"c\"");
+        refuse("a", "", a, "name");
+        refuse("a", "a=http://a:1", b, "initial-advertise-peer-urls");
         refuse(
             "a",
             "a=http://a:1,a=http://b:1",
             a,
-            "--initial-advertise-peer-urls",
+            "initial-advertise-peer-urls",
         );
-        refuse("a", "a=http://a:1", "", "--initial-advertise-peer-urls");
+        refuse("a", "a=http://a:1", "", "initial-advertise-peer-urls");
         refuse(
             "a",
             "a=http://a:1,b=http://a:1",
             a,
-            "--initial-cluster has http://a:1 twice",
+            "initial-cluster has http://a:1 twice",
         );
-        refuse("a", "a=http://a:1,b", a, "--initial-cluster has \"b\"");
-        refuse("a", "a=http://a:1,=http://b:1", a, "--initial-cluster");
+        refuse("a", "a=http://a:1,b", a, "initial-cluster has \"b\"");
+        refuse("a", "a=http://a:1,=http://b:1", a, "initial-cluster");
         assert!(Cluster::new("a", ",a=http://a:1,,", "", a).is_ok());
     }
 

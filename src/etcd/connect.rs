@@ -2,6 +2,10 @@
 //!
 //! It uses the endpoint and the request that the caller chooses.
 
+use crate::base::opt::{
+    self, AUTH_SECRET, CACERT, CERT, COMMAND_TIMEOUT, ENDPOINTS, KEY, Opt, PASSWORD, TLS_SECRET,
+    USER,
+};
 use crate::base::{Cancel, causes, duration, mounted_secret, tls};
 use crate::error::{Error, Reason, Result};
 use clap::Args;
@@ -130,7 +134,7 @@ impl Connector {
     /// `Usage` and `Configuration` for wrong options; `CertificateExpired`.
     pub fn new(options: Endpoints, handle: Handle, cancel: Cancel) -> Result<Self> {
         if options.endpoints.is_empty() {
-            return Err(Reason::Usage.error("--endpoints names no endpoint"));
+            return Err(Reason::Usage.error(format!("{ENDPOINTS} names no endpoint")));
         }
         for endpoint in &options.endpoints {
             check_endpoint(endpoint, has_tls_files(&options))?;
@@ -273,7 +277,7 @@ impl Connector {
     ) -> Result<etcd_client::Client, AttemptError> {
         if !self.may_use(endpoint) {
             return Err(AttemptError::Final(Reason::Configuration.error(format!(
-                "connect at {endpoint}: this http:// URL is not in --endpoints, and TLS was requested: give the member an https:// URL, or add this one to --endpoints to allow it"
+                "connect at {endpoint}: this http:// URL is not in {ENDPOINTS}, and TLS was requested: give the member an https:// URL, or add this one to {ENDPOINTS} to allow it"
             ))));
         }
         let timeout = self.options.command_timeout + self.options.dial_timeout;
@@ -357,7 +361,7 @@ fn with_tls(url: Uri) -> Uri {
 
 fn timed_out(operation: &str, endpoint: &str, timeout: Duration) -> AttemptError {
     AttemptError::TryAgain(Reason::EtcdUnreachable.error(format!(
-        "{operation} at {endpoint}: no response within {} s: check --endpoints, or raise --command-timeout",
+        "{operation} at {endpoint}: no response within {} s: check {ENDPOINTS}, or raise {COMMAND_TIMEOUT}",
         timeout.as_secs_f64()
     )))
 }
@@ -388,21 +392,26 @@ fn failure(
     .iter()
     .any(|sign| text.contains(sign));
     if tls::says_expired(&text) {
-        let advice = ": renew the server's certificate, or the one of --cert or --tls-secret";
-        return last(Reason::CertificateExpired, &text, advice);
+        let advice =
+            format!(": renew the server's certificate, or the one of {CERT} or {TLS_SECRET}");
+        return last(Reason::CertificateExpired, &text, &advice);
     }
     if text.contains("UnknownIssuer") {
         let advice = match (&options.cacert, &options.tls_secret) {
             (None, None) => {
-                ": no authority of this machine has signed the server's certificate: give etcd's CA with --cacert or --tls-secret"
+                format!(
+                    ": no authority of this machine has signed the server's certificate: give etcd's CA with {CACERT} or {TLS_SECRET}"
+                )
             }
-            _ => ": no authority in --cacert or --tls-secret has signed the server's certificate",
+            _ => format!(
+                ": no authority in {CACERT} or {TLS_SECRET} has signed the server's certificate"
+            ),
         };
-        return last(Reason::Configuration, &text, advice);
+        return last(Reason::Configuration, &text, &advice);
     }
     if text.contains("not valid for name") {
-        let advice = ": use one of the certificate's names or addresses in --endpoints";
-        return last(Reason::Configuration, &text, advice);
+        let advice = format!(": use one of the certificate's names or addresses in {ENDPOINTS}");
+        return last(Reason::Configuration, &text, &advice);
     }
     if let Some(advice) = tls::advice(&text) {
         return last(Reason::Configuration, &text, &format!(": {advice}"));
@@ -410,14 +419,15 @@ fn failure(
     let tls_advice = if text.contains("CertificateRequired") {
         check_tls(endpoint, options)
     } else {
-        CHECK_TLS
+        opt::fill(CHECK_TLS)
     };
     let E::GRpcStatus(status) = &e else {
         return match &e {
-            _ if is_certificate_error => last(Reason::Configuration, &text, tls_advice),
+            _ if is_certificate_error => last(Reason::Configuration, &text, &tls_advice),
             E::TransportError(_) | E::InvalidArgs(_) | E::InvalidUri(_) => {
-                let advice = ": check --endpoints, and --cacert, --cert and --key or --tls-secret";
-                last(Reason::Configuration, &text, advice)
+                let advice =
+                    format!(": check {ENDPOINTS}, and {CACERT}, {CERT} and {KEY} or {TLS_SECRET}");
+                last(Reason::Configuration, &text, &advice)
             }
             _ => again(Reason::EtcdUnreachable, &text, ""),
         };
@@ -432,11 +442,11 @@ fn failure(
     const UNAUTHENTICATED: i32 = 16;
     let check_user = match (&options.user, &options.auth_secret) {
         (_, Some(folder)) => format!(
-            ": check username and password in --auth-secret {}",
+            ": check username and password in {AUTH_SECRET} {}",
             folder.display()
         ),
-        (Some(user), None) => format!(": check --user and --password (user {})", user.name),
-        (None, None) => ": etcd requires a user, give --user and --password".to_owned(),
+        (Some(user), None) => format!(": check {USER} and {PASSWORD} (user {})", user.name),
+        (None, None) => format!(": etcd requires a user, give {USER} and {PASSWORD}").to_owned(),
     };
     let has = |text: &str| message.contains(text);
     match code {
@@ -473,8 +483,8 @@ fn failure(
             again(Reason::NoQuorum, message, advice)
         }
         _ if has("rpc not supported for learner") => {
-            let advice = ": the member is a learner, give a voting member in --endpoints";
-            again(Reason::Configuration, message, advice)
+            let advice = format!(": the member is a learner, give a voting member in {ENDPOINTS}");
+            again(Reason::Configuration, message, &advice)
         }
         OUT_OF_RANGE if has("compacted") => {
             let advice = ": etcd was compacted while it was read, run again";
@@ -483,40 +493,47 @@ fn failure(
         INVALID_ARGUMENT | FAILED_PRECONDITION | OUT_OF_RANGE => {
             last(Reason::Configuration, message, "")
         }
-        _ if is_certificate_error => last(Reason::Configuration, &text, tls_advice),
+        _ if is_certificate_error => last(Reason::Configuration, &text, &tls_advice),
         // The connection was made and broke. That happens if only one end uses TLS, or a certificate is
         // missing.
         _ if text.contains("Connection refused") => {
-            let advice =
-                ": nothing listens at this host and port: check --endpoints, and that etcd runs";
-            again(Reason::EtcdUnreachable, &text, advice)
+            let advice = format!(
+                ": nothing listens at this host and port: check {ENDPOINTS}, and that etcd runs"
+            );
+            again(Reason::EtcdUnreachable, &text, &advice)
         }
         _ if text.contains("dns error") => {
-            let advice = ": check the host name in --endpoints";
-            again(Reason::EtcdUnreachable, &text, advice)
+            let advice = format!(": check the host name in {ENDPOINTS}");
+            again(Reason::EtcdUnreachable, &text, &advice)
         }
-        _ if status.source().is_some() && !text.contains("tcp connect error") => {
-            again(Reason::EtcdUnreachable, &text, check_tls(endpoint, options))
-        }
+        _ if status.source().is_some() && !text.contains("tcp connect error") => again(
+            Reason::EtcdUnreachable,
+            &text,
+            &check_tls(endpoint, options),
+        ),
         _ => again(Reason::EtcdUnreachable, &text, ""),
     }
 }
 
 /// Returns the advice for a connection that was made and broke at once.
-fn check_tls(endpoint: &str, options: &Endpoints) -> &'static str {
+fn check_tls(endpoint: &str, options: &Endpoints) -> String {
     let has_client = options.cert.is_some() || options.tls_secret.is_some();
     match (endpoint.starts_with("https://"), has_client) {
         (false, _) => {
-            ": the member closed the connection: see in its log whether it has ended; if it has not, it may need TLS (https:// in --endpoints, with --cacert, --cert and --key or --tls-secret), or the port is that of its peers"
+            format!(
+                ": the member closed the connection: see in its log whether it has ended; if it has not, it may need TLS (https:// in {ENDPOINTS}, with {CACERT}, {CERT} and {KEY} or {TLS_SECRET}), or the port is that of its peers"
+            )
         }
         (true, false) => {
-            ": the member may need a client certificate (--cert and --key beside --cacert, or --tls-secret), or serve without TLS: check whether --endpoints are https:// or http://"
+            format!(
+                ": the member may need a client certificate ({CERT} and {KEY} beside {CACERT}, or {TLS_SECRET}), or serve without TLS: check whether {ENDPOINTS} are https:// or http://"
+            )
         }
-        (true, true) => CHECK_TLS,
+        (true, true) => opt::fill(CHECK_TLS),
     }
 }
 
-const CHECK_TLS: &str = ": check whether --endpoints are https:// or http://, and --cacert, --cert and --key or --tls-secret";
+const CHECK_TLS: &str = ": check whether {endpoints} are https:// or http://, and {cacert}, {cert} and {key} or {tls-secret}";
 
 /// Returns the text of an error with its causes. Of a gRPC status it takes only the message, without the
 /// code.
@@ -543,7 +560,7 @@ fn may_use(options: &Endpoints, url: &str) -> bool {
 fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
     let wrong = |why: &str| {
         Err(Reason::Usage.error(format!(
-            "--endpoints: {why}: give URLs such as https://10.0.0.1:2379"
+            "{ENDPOINTS}: {why}: give URLs such as https://10.0.0.1:2379"
         )))
     };
     let (scheme, rest) = match endpoint.split_once("://") {
@@ -552,11 +569,13 @@ fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
     };
     if rest.contains('@') {
         // The endpoint may contain a password, so it is not printed.
-        return wrong("an endpoint contains a user, which belongs into --user");
+        return wrong(&format!(
+            "an endpoint contains a user, which belongs into {USER}"
+        ));
     }
     match scheme {
         Some("http") if has_tls_files => wrong(&format!(
-            "{endpoint} has no TLS, so --cacert, --cert, --key and --tls-secret have no effect there"
+            "{endpoint} has no TLS, so {CACERT}, {CERT}, {KEY} and {TLS_SECRET} have no effect there"
         )),
         Some("http" | "https") | None if !rest.trim_matches('/').is_empty() => Ok(()),
         _ => wrong(&format!("invalid endpoint \"{endpoint}\"")),
@@ -565,7 +584,7 @@ fn check_endpoint(endpoint: &str, has_tls_files: bool) -> Result<()> {
 
 /// Reads the certificates. Returns `None` if no endpoint uses TLS.
 fn tls(options: &Endpoints) -> Result<Option<ClientConfig>> {
-    let read = |flag: &str, path: &Path| {
+    let read = |flag: Opt, path: &Path| {
         std::fs::read(path).map_err(|e| {
             Reason::Configuration.error(format!("cannot read {flag} {}: {e}", path.display()))
         })
@@ -580,7 +599,7 @@ fn tls(options: &Endpoints) -> Result<Option<ClientConfig>> {
     };
     let wrong = |e: &dyn fmt::Display| {
         Reason::Configuration.error(format!(
-            "the certificates for etcd cannot be used: {e}: check --cacert, --cert and --key or --tls-secret"
+            "the certificates for etcd cannot be used: {e}: check {CACERT}, {CERT} and {KEY} or {TLS_SECRET}"
         ))
     };
     let chain = |pem: &[u8]| tls::certificates(pem).map_err(|e| wrong(&e));
@@ -617,21 +636,23 @@ struct ClientFiles {
 impl TlsFiles {
     fn from_flags(
         options: &Endpoints,
-        read: impl Fn(&str, &Path) -> Result<Vec<u8>>,
+        read: impl Fn(Opt, &Path) -> Result<Vec<u8>>,
     ) -> Result<Self> {
         let authorities = match &options.cacert {
-            Some(path) => Some(read("--cacert", path)?),
+            Some(path) => Some(read(CACERT, path)?),
             None => None,
         };
         let client = match (&options.cert, &options.key) {
             (Some(cert), Some(key)) => Some(ClientFiles {
-                origin: format!("--cert, {}", cert.display()),
-                cert: read("--cert", cert)?,
-                key: read("--key", key)?,
+                origin: format!("{CERT}, {}", cert.display()),
+                cert: read(CERT, cert)?,
+                key: read(KEY, key)?,
             }),
             (None, None) => None,
             _ => {
-                return Err(Reason::Usage.error("--cert and --key belong together: give both"));
+                return Err(
+                    Reason::Usage.error(format!("{CERT} and {KEY} belong together: give both"))
+                );
             }
         };
         Ok(TlsFiles {
@@ -642,16 +663,16 @@ impl TlsFiles {
 
     fn from_secret(folder: &Path) -> Result<Self> {
         const KEYS: &str = "ca.crt, and tls.crt and tls.key or neither";
-        let mut files = secret_files("--tls-secret", folder)?;
+        let mut files = secret_files(TLS_SECRET, folder)?;
         let mut take = |key| files.remove(key).ok_or(key);
-        let lacks = |key| Err(lacks("--tls-secret", folder, key, KEYS));
+        let lacks = |key| Err(lacks(TLS_SECRET, folder, key, KEYS));
         let authorities = match take("ca.crt") {
             Ok(pem) => Some(pem),
             Err(key) => return lacks(key),
         };
         let client = match (take("tls.crt"), take("tls.key")) {
             (Ok(cert), Ok(key)) => Some(ClientFiles {
-                origin: format!("--tls-secret, tls.crt in {}", folder.display()),
+                origin: format!("{TLS_SECRET}, tls.crt in {}", folder.display()),
                 cert,
                 key,
             }),
@@ -667,17 +688,19 @@ impl TlsFiles {
 
 /// Returns the user, from `--auth-secret` or from the options.
 fn user(options: &Endpoints) -> Result<Option<User>> {
-    const FLAG: &str = "--auth-secret";
     let Some(folder) = &options.auth_secret else {
         return Ok(options.user.clone());
     };
-    let mut files = secret_files(FLAG, folder)?;
+    let mut files = secret_files(AUTH_SECRET, folder)?;
     let mut take = |key: &str| {
         let bytes = files
             .remove(key)
-            .ok_or_else(|| lacks(FLAG, folder, key, "username and password"))?;
+            .ok_or_else(|| lacks(AUTH_SECRET, folder, key, "username and password"))?;
         let text = String::from_utf8(bytes).map_err(|_| {
-            let message = format!("{FLAG} {}: {key} is not valid UTF-8", folder.display());
+            let message = format!(
+                "{AUTH_SECRET} {}: {key} is not valid UTF-8",
+                folder.display()
+            );
             Reason::Configuration.error(message)
         })?;
         // Remove the line break that editors append.
@@ -688,7 +711,7 @@ fn user(options: &Endpoints) -> Result<Option<User>> {
 }
 
 /// Reads the files of a mounted Secret, without empty ones.
-fn secret_files(flag: &str, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
+fn secret_files(flag: Opt, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut files = mounted_secret::read(folder).map_err(|e| {
         Reason::Configuration.error(format!("cannot read {flag} {}: {e}", folder.display()))
     })?;
@@ -696,7 +719,7 @@ fn secret_files(flag: &str, folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> 
     Ok(files)
 }
 
-fn lacks(flag: &str, folder: &Path, key: &str, keys: &str) -> Error {
+fn lacks(flag: Opt, folder: &Path, key: &str, keys: &str) -> Error {
     let (place, advice) = (folder.display(), mounted_secret::advice(folder, keys));
     Reason::Configuration.error(format!("{flag} {place} lacks {key}: {advice}"))
 }

@@ -4,6 +4,7 @@
 //! watch begins with the last known transactions, and these must equal the known ones; and the raft log must not be
 //! shorter than before.
 
+use crate::base::opt::{ENDPOINTS, TAKE_OVER};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{AttemptError, Connector, Streams};
 use etcd_client::{Client, GetOptions, WatchOptions, WatchResponse, WatchStream};
@@ -455,7 +456,7 @@ impl Feed {
             // A proxy may omit the ID.
             Some(cluster_id) if response_id != cluster_id && response_id != 0 => {
                 Err(AttemptError::Final(Reason::OtherCluster.error(format!(
-                    "{endpoint} belonged to cluster {cluster_id:x}, and now belongs to cluster {response_id:x}, whose changes must not get into the backup of the first: check --endpoints, or if the new cluster replaces the old one, use --take-over"
+                    "{endpoint} belonged to cluster {cluster_id:x}, and now belongs to cluster {response_id:x}, whose changes must not get into the backup of the first: check {ENDPOINTS}, or if the new cluster replaces the old one, use {TAKE_OVER}"
                 ))))
             }
             _ => Ok(()),

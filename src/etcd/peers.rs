@@ -4,6 +4,7 @@
 
 use crate::base::Cancel;
 use crate::base::causes::causes;
+use crate::base::opt::{self, Opt, PEER_CERT_FILE, PEER_KEY_FILE, PEER_TRUSTED_CA_FILE};
 use crate::datadir::Member;
 use crate::error::{Reason, Result};
 use reqwest::{Certificate, Client, Identity};
@@ -154,7 +155,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(15);
 const READ_ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_secs(1);
 
-const CHECK_TLS: &str = "check https:// in the peer URLs, and give --peer-trusted-ca-file, --peer-cert-file and --peer-key-file with the values that etcd uses";
+const CHECK_TLS: &str = "check https:// in the peer URLs, and give {peer-trusted-ca-file}, {peer-cert-file} and {peer-key-file} with the values that etcd uses";
 
 /// Finds out whether the other members of a cluster of `members_total` have a quorum without this member.
 /// Returns how that was proved, or `None` if they have no quorum. It blocks: call it in the context of a
@@ -245,9 +246,10 @@ async fn version(client: &Client, url: &str) -> Result<String, (bool, String)> {
     match json["etcdserver"].as_str() {
         Some(version) if status == 200 => Ok(version.to_owned()),
         // The response of Go's HTTPS server to a plain HTTP request.
-        _ if text.contains("HTTP request to an HTTPS server") => {
-            Err((true, format!("the server requires TLS: {CHECK_TLS}")))
-        }
+        _ if text.contains("HTTP request to an HTTPS server") => Err((
+            true,
+            format!("the server requires TLS: {}", opt::fill(CHECK_TLS)),
+        )),
         _ => Err((
             true,
             format!("the server is not etcd: it answers /version with status {status}"),
@@ -318,7 +320,7 @@ fn failure(e: &reqwest::Error) -> (bool, String) {
     // A server that requires TLS may also accept the connection and then close it.
     let is_unreachable = e.is_connect() || e.is_timeout();
     if TLS_ERRORS.iter().any(|sign| text.contains(sign)) || !is_unreachable {
-        (true, format!("{text}: {CHECK_TLS}"))
+        (true, format!("{text}: {}", opt::fill(CHECK_TLS)))
     } else {
         (false, text)
     }
@@ -326,10 +328,10 @@ fn failure(e: &reqwest::Error) -> (bool, String) {
 
 /// Builds the HTTP client.
 fn client(options: &PeerOptions) -> Result<Client> {
-    let wrong = |flag: &str, path: &Path, e: &dyn std::fmt::Display| {
+    let wrong = |flag: Opt, path: &Path, e: &dyn std::fmt::Display| {
         Reason::Configuration.error(format!("cannot use {flag} {}: {e}", path.display()))
     };
-    let read = |flag: &str, path: &Path| std::fs::read(path).map_err(|e| wrong(flag, path, &e));
+    let read = |flag: Opt, path: &Path| std::fs::read(path).map_err(|e| wrong(flag, path, &e));
     crate::base::tls::ensure_provider();
     // Members are queried directly: no proxies, and no redirects.
     let mut builder = Client::builder()
@@ -339,7 +341,7 @@ fn client(options: &PeerOptions) -> Result<Client> {
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT);
     if let Some(path) = &options.trusted_ca_file {
-        let flag = "--peer-trusted-ca-file";
+        let flag = PEER_TRUSTED_CA_FILE;
         let certs =
             Certificate::from_pem_bundle(&read(flag, path)?).map_err(|e| wrong(flag, path, &e))?;
         if certs.is_empty() {
@@ -349,17 +351,17 @@ fn client(options: &PeerOptions) -> Result<Client> {
     }
     match (&options.cert_file, &options.key_file) {
         (Some(cert), Some(key)) => {
-            let mut pem = read("--peer-cert-file", cert)?;
+            let mut pem = read(PEER_CERT_FILE, cert)?;
             pem.push(b'\n');
-            pem.extend(read("--peer-key-file", key)?);
-            let identity =
-                Identity::from_pem(&pem).map_err(|e| wrong("--peer-cert-file", cert, &e))?;
+            pem.extend(read(PEER_KEY_FILE, key)?);
+            let identity = Identity::from_pem(&pem).map_err(|e| wrong(PEER_CERT_FILE, cert, &e))?;
             builder = builder.identity(identity);
         }
         (None, None) => {}
         _ => {
-            return Err(Reason::Usage
-                .error("--peer-cert-file and --peer-key-file belong together: give both"));
+            return Err(Reason::Usage.error(format!(
+                "{PEER_CERT_FILE} and {PEER_KEY_FILE} belong together: give both"
+            )));
         }
     }
     builder.build().map_err(|e| {

@@ -9,6 +9,7 @@ use super::views::{
     Changes, Comparison, Density, Filter, Life, Objects, Search, Show, Shown, State as Tree,
     Window, revision_of, step,
 };
+use crate::base::opt::{SNAPSHOT, STORE};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::objects::EncryptionKeys;
@@ -212,7 +213,7 @@ struct Backup<'a> {
     /// The URL or path.
     name: String,
     /// The flag that names it: `--store` or `--snapshot`.
-    flag: &'static str,
+    flag: String,
     version: &'static str,
     /// `reading`, `ready` or `failed`.
     phase: &'static str,
@@ -239,8 +240,8 @@ async fn backup(State(shared): State<Arc<Shared>>) -> Response {
     Json(Backup {
         name: shared.backup.name(),
         flag: match shared.backup {
-            BackupLocation::File(..) => "--snapshot",
-            _ => "--store",
+            BackupLocation::File(..) => SNAPSHOT.to_string(),
+            _ => STORE.to_string(),
         },
         version: env!("CARGO_PKG_VERSION"),
         phase,

@@ -7,6 +7,7 @@
 //! styles and requests from elsewhere.
 
 use crate::base::hash::hex;
+use crate::base::opt::TOKEN_FILE;
 use crate::base::random;
 use crate::error::{Error, Reason, Result};
 use axum::extract::{Request, State};
@@ -50,7 +51,7 @@ impl Token {
             text.len() >= SHORTEST_TOKEN && text.chars().all(|c| c.is_ascii_alphanumeric());
         if !is_random {
             return Err(Reason::Configuration.error(format!(
-                "--token-file {}: a token has at least {SHORTEST_TOKEN} letters and digits; make one with `openssl rand -hex 32`",
+                "{TOKEN_FILE} {}: a token has at least {SHORTEST_TOKEN} letters and digits; make one with `openssl rand -hex 32`",
                 file.display()
             )));
         }

@@ -7,6 +7,7 @@
 use crate::backup::SnapshotName;
 use crate::backup::catalog::V2;
 use crate::backup::codec::{self, Encoder, Encoding};
+use crate::base::opt::{AGE_IDENTITY, AGE_RECIPIENT, AGE_RECIPIENTS_FILE, TEMP_DIR};
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::error::{Error, Reason, Result};
@@ -49,7 +50,7 @@ impl<W: Write> Write for TeeWriter<W> {
         if let Some(file) = &mut self.file {
             file.write_all(b).map_err(|e| {
                 Error::io(
-                    "write the new database to the temporary directory (choose another with --temp-dir)",
+                    format!("write the new database to the temporary directory (choose another with {TEMP_DIR})"),
                     e,
                 )
             })?;
@@ -77,7 +78,7 @@ type ContentHash = [u8; 32];
 pub(crate) fn refuse_plaintext(ctx: &Context) -> Result<()> {
     if ctx.keys.decrypts() && !ctx.keys.encrypts() {
         return Err(Reason::Configuration.error(
-            "--age-identity is given and no recipient, so the new snapshot would not be encrypted: give a recipient with --age-recipient or --age-recipients-file",
+            format!("{AGE_IDENTITY} is given and no recipient, so the new snapshot would not be encrypted: give a recipient with {AGE_RECIPIENT} or {AGE_RECIPIENTS_FILE}"),
         ));
     }
     Ok(())

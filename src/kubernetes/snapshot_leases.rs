@@ -7,6 +7,7 @@
 use super::lease::{micro_time, time};
 use super::{Client, RequestError};
 use crate::base::Cancel;
+use crate::base::opt::SNAPSHOT_LEASE_PREFIX;
 use crate::error::{Reason, Result};
 use chrono::{DateTime, SecondsFormat, SubsecRound, Utc};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -374,7 +375,7 @@ fn renew(
             }
             LeaseDecision::Foreign(holder) => {
                 return Ok(RenewalResult::Foreign(format!(
-                    "{full} is held by \"{holder}\", which is not a revision: the Lease was not changed; check --snapshot-lease-prefix"
+                    "{full} is held by \"{holder}\", which is not a revision: the Lease was not changed; check {SNAPSHOT_LEASE_PREFIX}"
                 )));
             }
             LeaseDecision::Write(change) => change,

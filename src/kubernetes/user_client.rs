@@ -4,6 +4,7 @@
 use super::{
     REQUEST_TIMEOUT, WATCH_TIMEOUT, client, failure, status, status_text, timed_out, unlocatable,
 };
+use crate::base::opt;
 use crate::error::{Error, Reason, Result};
 use kube::config::KubeConfigOptions;
 use kube::core::NamespaceResourceScope;
@@ -25,9 +26,11 @@ impl UserClient {
     /// # Errors
     /// `Configuration`.
     pub async fn connect(context: Option<&str>, namespace: Option<&str>) -> Result<Self> {
-        const CHECK: &str = "set KUBECONFIG to a kubeconfig file, give --context one of its contexts, or run in a Pod with a service account";
+        const CHECK: &str = "set KUBECONFIG to a kubeconfig file, give {context} one of its contexts, or run in a Pod with a service account";
         let config = match context {
-            None => Config::infer().await.map_err(|e| unlocatable(&e, CHECK)),
+            None => Config::infer()
+                .await
+                .map_err(|e| unlocatable(&e, &opt::fill(CHECK))),
             Some(context) => {
                 let options = KubeConfigOptions {
                     context: Some(context.to_owned()),
@@ -35,7 +38,7 @@ impl UserClient {
                 };
                 Config::from_kubeconfig(&options)
                     .await
-                    .map_err(|e| unlocatable(&e, CHECK))
+                    .map_err(|e| unlocatable(&e, &opt::fill(CHECK)))
             }
         };
         let mut config = config?;

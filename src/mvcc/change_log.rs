@@ -7,6 +7,7 @@
 use super::keys::SlotId;
 use crate::base::fixed_record;
 use crate::base::limits::Limits;
+use crate::base::opt::TEMP_DIR;
 use crate::base::temp::{Dir, TempFile};
 use crate::error::{Error, Result};
 use crate::mvcc::revision::{RecordKey, Revision};
@@ -111,7 +112,7 @@ impl SpillFiles {
 
 fn write_failed(e: std::io::Error) -> Error {
     Error::io(
-        "write changes to the temporary directory (choose another with --temp-dir)",
+        format!("write changes to the temporary directory (choose another with {TEMP_DIR})"),
         e,
     )
 }

@@ -5,6 +5,7 @@
 //!
 //! Source: apiserver's `pkg/storage/value/encrypt` (`aes`, `secretbox`) and `pkg/apis/apiserver/v1`.
 
+use crate::base::opt::ENCRYPTION_CONFIG;
 use crate::error::{Reason, Result};
 use aes::cipher::block_padding::Pkcs7;
 use aes::cipher::{BlockDecryptMut, KeyIvInit};
@@ -102,7 +103,7 @@ impl EncryptionKeys {
     /// Fails with `Configuration` if the file cannot be read, is not such a file, or has a key of a wrong length.
     pub fn read(file: &Path) -> Result<Self> {
         let failed = |e: &dyn fmt::Display| {
-            Reason::Configuration.error(format!("--encryption-config {}: {e}", file.display()))
+            Reason::Configuration.error(format!("{ENCRYPTION_CONFIG} {}: {e}", file.display()))
         };
         let text = fs::read_to_string(file).map_err(|e| failed(&e))?;
         Self::parse(&text).map_err(|e| failed(&e))

@@ -22,6 +22,7 @@ pub mod selector;
 mod table;
 pub mod yaml;
 
+use crate::base::opt::ENCRYPTION_CONFIG;
 use crate::base::printable::line;
 use crate::mvcc::KeyValue;
 pub use encryption::EncryptionKeys;
@@ -81,9 +82,9 @@ impl fmt::Display for NotDecoded {
             NotDecoded::NoObject => write!(f, "not decoded: not an object of Kubernetes"),
             NotDecoded::Encrypted { provider, has_key } => {
                 let why = if *has_key {
-                    "the key of that name in --encryption-config does not open it"
+                    format!("the key of that name in {ENCRYPTION_CONFIG} does not open it")
                 } else {
-                    "give its key with --encryption-config"
+                    format!("give its key with {ENCRYPTION_CONFIG}")
                 };
                 write!(f, "encrypted at rest with {}: {why}", line(provider))
             }

@@ -2,6 +2,7 @@
 
 use super::key::EtcdPrefixes;
 use super::resource::{Resource, called};
+use crate::base::opt::ETCD_PREFIX;
 use crate::base::printable::line;
 use crate::error::{Error, Reason};
 use crate::mvcc::KeyRange;
@@ -246,7 +247,7 @@ impl Names<'_> {
         for reference in &references {
             let Some(resource) = reference.resource(&resources)? else {
                 return Err(Reason::KeyNotFound.error(format!(
-                    "\"{}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {}: check the name, or --etcd-prefix",
+                    "\"{}\" is neither a kind of Kubernetes' own nor of a CustomResourceDefinition below {}: check the name, or {ETCD_PREFIX}",
                     line(&reference.kind),
                     self.prefixes
                 )));

@@ -118,7 +118,7 @@ fn what_is_not_decoded_says_why() {
     }
     assert_eq!(
         reason(b"k8s:enc:aescbc:v1:key\x1b1:\x01:\xff"),
-        "encrypted at rest with aescbc:v1:key\\u{1b}1: give its key with --encryption-config"
+        "encrypted at rest with aescbc:v1:key\\u{1b}1: give its key with encryption-config"
     );
     assert_eq!(
         reason(&in_protobuf(

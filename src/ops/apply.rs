@@ -4,6 +4,7 @@
 //! transactions while the comparison goes on. Does not know where the backup's keys come from. Called
 //! by `cli::apply`.
 
+use crate::base::opt::{DELETE_EXTRA, EXACT_KEY, PREFIX};
 use crate::base::plural::{count, either};
 use crate::base::{Cancel, shorten};
 use crate::error::{Error, Reason, Result};
@@ -253,7 +254,7 @@ impl Applier<'_> {
             "would delete"
         };
         Some(format!(
-            "--prefix {prefix} does not end with /, so --delete-extra {deleted} keys of other names, too: {count}, such as {}; for the one key give --exact-key {prefix}, for the keys below it --prefix {prefix}/",
+            "{PREFIX} {prefix} does not end with /, so {DELETE_EXTRA} {deleted} keys of other names, too: {count}, such as {}; for the one key give {EXACT_KEY} {prefix}, for the keys below it {PREFIX} {prefix}/",
             key.escape_ascii()
         ))
     }

@@ -11,6 +11,7 @@ use crate::backup::frame::FrameWriter;
 use crate::backup::{Compression, Kind, SnapshotName};
 use crate::base::TextValue;
 use crate::base::flag_values::yes_or_no;
+use crate::base::opt::TEMP_DIR;
 use crate::base::parallel::side_by_side;
 use crate::error::{Error, Reason, Result};
 use crate::fold::publish::{Packer, TeeWriter, UnnamedSnapshot, names_are_taken, refuse_plaintext};
@@ -236,7 +237,7 @@ impl Compaction<'_> {
         let free = free_space::free_bytes(&self.ctx.temp_dir).unwrap_or(u64::MAX);
         if free < needed {
             self.clock.warn(format!(
-                "the temporary directory {} has {free} bytes free, and up to about {needed} may be needed: choose another with --temp-dir if the run fails",
+                "the temporary directory {} has {free} bytes free, and up to about {needed} may be needed: choose another with {TEMP_DIR} if the run fails",
                 self.ctx.temp_dir.display()
             ));
         }

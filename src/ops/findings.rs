@@ -4,6 +4,7 @@
 use crate::backup::chain;
 use crate::backup::timeline::{Timeline, overlaps};
 use crate::backup::{Catalog, Snapshot};
+use crate::base::opt::{self, ALL_CHAINS, DEEP, ENDPOINTS, LEVEL, SNAPSHOT, STORE, TIMELINE};
 use crate::base::shell;
 use crate::error::{Error, Reason};
 use crate::mvcc::Revision;
@@ -127,19 +128,21 @@ impl Finding {
 
     /// Sets the remedy of a finding about a store.
     pub(super) fn with_remedy_in_store(self, url: &str) -> Self {
+        let [all_chains, deep, endpoints, level, store] =
+            [ALL_CHAINS, DEEP, ENDPOINTS, LEVEL, STORE].map(|option| option.to_string());
         let flags: &[&str] = match (self.failure, self.reason) {
             (Some(Reason::NoSnapshots | Reason::Stale), _) => {
-                &["snapshot", "full", "--endpoints", "URL"]
+                &["snapshot", "full", &endpoints, "URL"]
             }
-            (Some(Reason::NotVerified), _) => &["verify", "--level", "fold"],
+            (Some(Reason::NotVerified), _) => &["verify", &level, "fold"],
             (Some(Reason::SetBack), _) => &["list"],
             (Some(Reason::InterleavedTimelines), _) | (None, "TimelinesUnverified") => {
-                &["list", "--deep"]
+                &["list", &deep]
             }
-            (Some(_), _) => &["verify", "--all-chains"],
+            (Some(_), _) => &["verify", &all_chains],
             (None, _) => return self,
         };
-        let words = [&["deltafold"], flags, &["--store", url]].concat();
+        let words = [&["deltafold"], flags, &[&store, url]].concat();
         let remedy = shell::command(words);
         let remedy = Some(remedy);
         Finding { remedy, ..self }
@@ -149,7 +152,13 @@ impl Finding {
     pub(super) fn with_remedy_of_files(self, path: &str) -> Self {
         let remedy = self.failure.map(|reason| match reason {
             Reason::NoSnapshots | Reason::Stale => "deltafold snapshot save FILE".to_owned(),
-            _ => shell::command(["deltafold", "verify", "--all-chains", "--snapshot", path]),
+            _ => shell::command([
+                "deltafold",
+                "verify",
+                &ALL_CHAINS.to_string(),
+                &SNAPSHOT.to_string(),
+                path,
+            ]),
         });
         Finding { remedy, ..self }
     }
@@ -193,7 +202,8 @@ pub(super) fn of_scan(ctx: &Context, scan: &Scan, deep_command: Option<&str>) ->
     }
     if let Some(deep_command) = deep_command.filter(|_| !scan.doubtful.is_empty()) {
         let message = format!(
-            "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {deep_command} to find out"
+            "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {} to find out",
+            opt::fill(deep_command)
         );
         let doubtful = paths(&scan.doubtful);
         findings.push(Finding::note("TimelinesUnverified", message, doubtful));
@@ -202,7 +212,9 @@ pub(super) fn of_scan(ctx: &Context, scan: &Scan, deep_command: Option<&str>) ->
         findings.push(Finding::from(&e).about(paths(&scan.untrusted.refused)));
     }
     for wall in scan.timelines.without_full(catalog) {
-        let message = "another history begins here, and no full snapshot of it was saved: what follows is not used; the next snapshot is a full, and `--timeline` of the history before reads across this record";
+        let message = format!(
+            "another history begins here, and no full snapshot of it was saved: what follows is not used; the next snapshot is a full, and `{TIMELINE}` of the history before reads across this record"
+        );
         let finding = Finding::error(Reason::RevisionGap, message);
         findings.push(finding.about(vec![wall.path.clone()]));
     }
@@ -248,9 +260,10 @@ pub(super) fn gap_after(
     let last = last.unwrap_or(s.name.last);
     let missing = chain::missing(&scan.catalog, timeline, s.name.last, last);
     Reason::RevisionGap.error(format!(
-        "no snapshot has revisions {} in its name, but {} may hold more than its name says: use {deep_command} to find out",
+        "no snapshot has revisions {} in its name, but {} may hold more than its name says: use {} to find out",
         chain::show_ranges(&missing),
-        s.path
+        s.path,
+        opt::fill(deep_command)
     ))
 }
 

@@ -5,6 +5,7 @@
 
 use crate::backup::name::ENCRYPTED;
 use crate::base::Cancel;
+use crate::base::opt::AGE_RECIPIENT;
 use crate::base::read_all::for_each_piece;
 use crate::datadir::install::sync_directory;
 use crate::error::{Error, Reason, Result};
@@ -61,7 +62,7 @@ impl PlainTarget {
             (true, false) => (
                 Reason::Configuration,
                 format!(
-                    "a name that ends in {ENCRYPTED} is that of an encrypted snapshot: give --age-recipient, or another name"
+                    "a name that ends in {ENCRYPTED} is that of an encrypted snapshot: give {AGE_RECIPIENT}, or another name"
                 ),
             ),
             (false, true) => (

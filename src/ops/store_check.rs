@@ -6,6 +6,7 @@
 use super::report::{Report, ReportBuilder};
 use crate::backup::catalog::{V1, V2};
 use crate::base::Cancel;
+use crate::base::opt::LOCK_LEASE;
 use crate::error::{Error, Reason, Result};
 use crate::store::lock::{LOCKS, Lock, Wait};
 use crate::store::staging::{STAGING, temporary_path};
@@ -193,7 +194,9 @@ fn lock(store: &Store) -> Seen {
         }
     }
     match locked {
-        Err(_) if !store.may_have_locks() => lacks("commands that take a lock need --lock-lease"),
+        Err(_) if !store.may_have_locks() => {
+            lacks(format!("commands that take a lock need {LOCK_LEASE}"))
+        }
         locked => locked.map(|()| None),
     }
 }

@@ -9,6 +9,7 @@ use crate::backup::SnapshotName;
 use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, RevisionRange};
 use crate::backup::timeline::Timeline;
+use crate::base::opt::{self, OR_NEWEST, REVISION, TIME, TIMELINE};
 use crate::base::time::rfc3339;
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
@@ -21,7 +22,7 @@ use std::time::Duration;
 const RUN: TimeDelta = TimeDelta::seconds(5);
 
 /// Why a time may not be there although snapshots were taken then.
-const REMOVED_BY_GC: &str = "`gc` removes the deltas that are older than --restorable-window, and fulls that its policy does not keep";
+const REMOVED_BY_GC: &str = "`gc` removes the deltas that are older than {restorable-window}, and fulls that its policy does not keep";
 
 /// Reads the events of delta slices. Slices that are read in order are fetched ahead.
 struct SliceReader<'a> {
@@ -127,11 +128,11 @@ fn revision_of(
             }
             Some(oldest) => {
                 let remedy = match &timeline.wall {
-                    Some(_) => "another history was live before: leave out --timeline",
-                    None => REMOVED_BY_GC,
+                    Some(_) => format!("another history was live before: leave out {TIMELINE}"),
+                    None => opt::fill(REMOVED_BY_GC),
                 };
                 Reason::OutOfRange.error(format!(
-                    "{} is before the oldest state of timeline {}, which is {oldest} of {} ({remedy}), or choose a later --time",
+                    "{} is before the oldest state of timeline {}, which is {oldest} of {} ({remedy}), or choose a later {TIME}",
                     rfc3339(time),
                     timeline.id,
                     rfc3339(oldest.created_at())
@@ -152,11 +153,11 @@ fn revision_of(
             return Ok((revision, Some(warning)));
         }
         let cause = match &timeline.wall {
-            Some(_) => "they may be of another history, or were removed by `gc`",
-            None => REMOVED_BY_GC,
+            Some(_) => "they may be of another history, or were removed by `gc`".to_owned(),
+            None => opt::fill(REMOVED_BY_GC),
         };
         return Err(Reason::RevisionGap.error(format!(
-            "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds ({cause}); choose a --revision, or another --time",
+            "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds ({cause}); choose a {REVISION}, or another {TIME}",
             rfc3339(time),
             chain::show_ranges(&gaps)
         )));
@@ -250,14 +251,14 @@ pub(crate) fn refuse_uncovered(
     let message = match next {
         // Between the two, etcd was set back, and nothing says when.
         Some(next) => format!(
-            "no history covers {}: timeline {} is known up to {}, {what}, and the next history from {} on, when {next} was saved; choose a time that one of them covers, or give --or-newest for the earlier state",
+            "no history covers {}: timeline {} is known up to {}, {what}, and the next history from {} on, when {next} was saved; choose a time that one of them covers, or give {OR_NEWEST} for the earlier state",
             rfc3339(time),
             timeline.id,
             rfc3339(known_to),
             rfc3339(next.created_at()),
         ),
         None => format!(
-            "{} is after the newest moment that the backup is known to cover: {}, {what}; choose that time or an earlier one, or give --or-newest for the newest state",
+            "{} is after the newest moment that the backup is known to cover: {}, {what}; choose that time or an earlier one, or give {OR_NEWEST} for the newest state",
             rfc3339(time),
             rfc3339(known_to),
         ),

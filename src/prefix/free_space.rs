@@ -3,6 +3,7 @@
 //! Nothing is reserved here.
 
 use crate::backup::Compression;
+use crate::base::opt::TEMP_DIR;
 use crate::error::{Reason, Result};
 use std::path::Path;
 
@@ -20,7 +21,7 @@ pub(crate) fn free_bytes(dir: &Path) -> Option<u64> {
 pub(crate) fn check(dir: &Path, bytes: u64, what: &str) -> Result<()> {
     match free_bytes(dir) {
         Some(free) if free < bytes => Err(Reason::NoSpace.error(format!(
-            "{what} needs {bytes} bytes in the temporary directory {}, {free} are free: make room, or choose another with --temp-dir",
+            "{what} needs {bytes} bytes in the temporary directory {}, {free} are free: make room, or choose another with {TEMP_DIR}",
             dir.display()
         ))),
         _ => Ok(()),
@@ -78,6 +79,6 @@ mod tests {
         check(dir.path(), 1, "a byte").unwrap();
         let e = check(dir.path(), u64::MAX, "everything").unwrap_err();
         assert_eq!(e.reason(), Reason::NoSpace);
-        assert!(e.to_string().contains("--temp-dir"), "{e}");
+        assert!(e.to_string().contains("temp-dir"), "{e}");
     }
 }

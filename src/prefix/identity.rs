@@ -5,6 +5,7 @@
 //! (`store::lock` does). `ops::snapshot` claims a prefix; `list`, `verify`, `restore` and `copy` read
 //! its identity.
 
+use crate::base::opt::{ENDPOINTS, STORE, TAKE_OVER};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::prefix::Context;
@@ -308,7 +309,7 @@ fn members_suffix(names: &[String]) -> String {
 /// cluster.
 pub(crate) fn other_history_error(store: &Store, facts: &ClusterFacts, difference: &str) -> Error {
     Reason::OtherCluster.error(format!(
-        "{} holds snapshots, records no cluster in {IDENTITY}, and is not the backup of cluster {}{} at --endpoints: {difference}; nothing was saved. Check --endpoints and --store; if this cluster continues the backup (it was restored from it, or set back), give --take-over once",
+        "{} holds snapshots, records no cluster in {IDENTITY}, and is not the backup of cluster {}{} at {ENDPOINTS}: {difference}; nothing was saved. Check {ENDPOINTS} and {STORE}; if this cluster continues the backup (it was restored from it, or set back), give {TAKE_OVER} once",
         store.url(),
         facts.hex_id(),
         members_suffix(&facts.member_names)
@@ -327,7 +328,7 @@ fn other_cluster_error(store: &Store, recorded: &Identity, facts: &ClusterFacts)
         ""
     };
     Reason::OtherCluster.error(format!(
-        "{} is the backup of cluster {}{since}, but the members at --endpoints are of cluster {}{names}{was}: nothing was saved. Check --endpoints and --store; if this cluster has replaced the other (it was restored from this backup), give --take-over once. The backup's cluster is recorded in {}",
+        "{} is the backup of cluster {}{since}, but the members at {ENDPOINTS} are of cluster {}{names}{was}: nothing was saved. Check {ENDPOINTS} and {STORE}; if this cluster has replaced the other (it was restored from this backup), give {TAKE_OVER} once. The backup's cluster is recorded in {}",
         store.url(),
         recorded.describe_cluster(),
         facts.hex_id(),

@@ -7,6 +7,9 @@ use crate::backup::file_name::{is_hidden, is_snapshot_file, newest_pattern};
 use crate::backup::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
 use crate::backup::trust::{self, Untrusted};
 use crate::backup::{Catalog, ListedObject, SnapshotName};
+use crate::base::opt::{
+    AGE_IDENTITY, AGE_RECIPIENT, ALLOW_PLAINTEXT, FROM, FROM_SNAPSHOTS, SNAPSHOT, STORE, TO,
+};
 use crate::base::{shell, shorten};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
@@ -308,15 +311,22 @@ pub(crate) fn untrusted_error(
 ) -> Error {
     let url = store.url();
     let cure = if untrusted.all_plain {
-        let copy = shell::command(["deltafold", "copy", "--from", url, "--to", "STORE"]);
+        let copy = shell::command([
+            "deltafold",
+            "copy",
+            &FROM.to_string(),
+            url,
+            &TO.to_string(),
+            "STORE",
+        ]);
         format!(
-            "nothing there is encrypted: copy it to a new prefix with `{copy}`, with --age-recipient"
+            "nothing there is encrypted: copy it to a new prefix with `{copy}`, with {AGE_RECIPIENT}"
         )
     } else {
         "remove or exclude those that are not yours".to_owned()
     };
     Reason::Untrusted.error(format!(
-        "keys are given, and these snapshots of {url} are not encrypted, so anybody who can write there may have made them: {}; {cure}, or count them with --allow-plaintext",
+        "keys are given, and these snapshots of {url} are not encrypted, so anybody who can write there may have made them: {}; {cure}, or count them with {ALLOW_PLAINTEXT}",
         paths(catalog, which.iter().copied()),
     ))
 }
@@ -332,7 +342,7 @@ pub(crate) fn untrusted_warning(
     let paths = paths(catalog, untrusted.into_iter());
     Some(if is_encrypted {
         format!(
-            "ignored, since no key is given and these are encrypted: {paths}; new snapshots are not: if you encrypt this backup, give --age-recipient and --age-identity"
+            "ignored, since no key is given and these are encrypted: {paths}; new snapshots are not: if you encrypt this backup, give {AGE_RECIPIENT} and {AGE_IDENTITY}"
         )
     } else {
         format!("ignored, since keys are given and these are not encrypted: {paths}")
@@ -354,7 +364,7 @@ pub(crate) fn no_snapshots_error(
     let url = ctx.store.url();
     if !catalog.foreign.is_empty() {
         return Reason::NoSnapshots.error(format!(
-            "{url} holds {} objects in {V1}/ and {V2}/, and none is a snapshot: check --store",
+            "{url} holds {} objects in {V1}/ and {V2}/, and none is a snapshot: check {STORE}",
             catalog.foreign.len()
         ));
     }
@@ -371,7 +381,7 @@ pub(crate) fn no_snapshots_error(
         let pattern = format!("{}/{pattern}", url.trim_end_matches('/'));
         let pattern = shell::word(&pattern);
         format!(
-            "{url} holds plain snapshot files, and no fulls and deltas: read the newest with --snapshot {pattern}, or import them with `deltafold copy --from-snapshots {pattern} --to STORE`"
+            "{url} holds plain snapshot files, and no fulls and deltas: read the newest with {SNAPSHOT} {pattern}, or import them with `deltafold copy {FROM_SNAPSHOTS} {pattern} {TO} STORE`"
         )
     } else {
         let layout = url.trim_end_matches('/').rsplit_once('/');
@@ -382,9 +392,11 @@ pub(crate) fn no_snapshots_error(
         let meant = meant.or_else(|| backups_below(&paths)).unwrap_or_default();
         let name = url.trim_end_matches('/').rsplit('/').next();
         let file = name.filter(|name| is_snapshot_file(name));
-        let file = file.map_or("", |_| "; a single snapshot file is given with --snapshot");
+        let file = file.map_or(String::new(), |_| {
+            format!("; a single snapshot file is given with {SNAPSHOT}")
+        });
         format!(
-            "{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check --store{meant}{file}"
+            "{url} holds no snapshots (looked for {V2}/ and {V1}/ below it): check {STORE}{meant}{file}"
         )
     };
     Reason::NoSnapshots.error(message)

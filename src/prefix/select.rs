@@ -7,6 +7,7 @@ use crate::backup::catalog::{EXCLUDED, Wall};
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Snapshot};
+use crate::base::opt::{DEEP, TIMELINE};
 use crate::base::time::rfc3339;
 use crate::base::{flag_values, shorten};
 use crate::error::{Error, Reason, Result};
@@ -92,7 +93,7 @@ pub(crate) fn timeline_of<'a>(
         && wanted.is_none()
     {
         return Err(e.reason().error(format!(
-            "{e}; without this snapshot the newest timeline is unknown: exclude the snapshot, or choose a --timeline that `deltafold list --deep` shows"
+            "{e}; without this snapshot the newest timeline is unknown: exclude the snapshot, or choose a {TIMELINE} that `deltafold list {DEEP}` shows"
         )));
     }
     let catalog = &scan.catalog;
@@ -141,7 +142,7 @@ pub(crate) fn choose_timeline<'a>(
     if request.timeline.is_none() {
         for wall in scan.timelines.without_full(catalog) {
             let message = format!(
-                "{} says that another history begins, and no full snapshot of it was saved: snapshots from {} on are not used; --timeline {} reads across it",
+                "{} says that another history begins, and no full snapshot of it was saved: snapshots from {} on are not used; {TIMELINE} {} reads across it",
                 wall.path,
                 rfc3339(wall.at()),
                 timeline.id
@@ -177,8 +178,8 @@ fn other_timelines(scan: &Scan, chosen: &Timeline, target: At) -> Option<String>
                 String::new()
             } else {
                 format!(
-                    "; other states of revision {revision}: --timeline {}",
-                    others.join(", --timeline ")
+                    "; other states of revision {revision}: {TIMELINE} {}",
+                    others.join(&format!(", {TIMELINE} "))
                 )
             }
         }

@@ -7,6 +7,7 @@ use crate::backup::file_name::{
     KOPS, NameTime, is_hidden, is_other_file, newest_pattern, time_in, time_of_file,
 };
 use crate::backup::survey::{Histories, Sequel};
+use crate::base::opt::{SNAPSHOT, STORE};
 use crate::base::time::rfc3339;
 use crate::base::{shell, shorten};
 use crate::error::{Error, Reason, Result};
@@ -189,7 +190,7 @@ pub fn series(
     let text = pattern.text();
     if files.is_empty() {
         return Err(Reason::NoSnapshots.error(format!(
-            "no file is named like {text}: `deltafold list --store {}` shows what is there",
+            "no file is named like {text}: `deltafold list {STORE} {}` shows what is there",
             shell::word(&pattern.folder)
         )));
     }
@@ -289,7 +290,7 @@ pub fn open_newest(
                 let before = files.last().map_or_else(String::new, |(before, _)| {
                     let before = before.place.name(ctx);
                     format!(
-                        "; the one before it is read with --snapshot {}",
+                        "; the one before it is read with {SNAPSHOT} {}",
                         shell::word(&before)
                     )
                 });
@@ -369,7 +370,7 @@ pub fn folder_error(ctx: &Context, flag: &str) -> Result<Option<Error>> {
     let local = local_folder(folder);
     let files = list(ctx)?;
     let message = if local.as_ref().is_some_and(|path| holds_backup(path)) {
-        format!("{folder} holds fulls and deltas: give it with --store")
+        format!("{folder} holds fulls and deltas: give it with {STORE}")
     } else if let Some(db) = local.and_then(|path| database_below(&path, 2)) {
         format!(
             "{folder} has the data directory of an etcd: its database is {}, give that file. Stop that etcd first if it runs",

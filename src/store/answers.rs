@@ -8,6 +8,7 @@
 use super::asked::{Asked, Kind};
 use super::xml::{Document, StoreError};
 use crate::base::causes::causes;
+use crate::base::opt;
 use crate::base::tls;
 use crate::error::{Error, Reason};
 use bytes::Bytes;
@@ -26,7 +27,7 @@ pub(super) const LONGEST_REFUSAL: usize = 64 << 10;
 const LONGEST_SHOWN: usize = 300;
 
 /// What to do with a store that has no conditional writes.
-pub(super) const NO_CONDITIONS: &str = "the store does not keep the conditions of writes: use another store; or, if nobody else writes to this prefix, set --store-option conditional_put=disabled, and --lock-lease for the commands that take a lock";
+pub(super) const NO_CONDITIONS: &str = "the store does not keep the conditions of writes: use another store; or, if nobody else writes to this prefix, set {store-option} conditional_put=disabled, and {lock-lease} for the commands that take a lock";
 /// The settings with which a store may accept what it refused.
 pub(super) const WITHOUT_CONDITIONS: &str = "conditional_put=disabled";
 const WITHOUT_CHECKSUMS: &str = "checksum_algorithm=none";
@@ -61,7 +62,7 @@ const WRITES: &[Kind] = &[Write, Part, Complete];
 const CREDENTIALS: &str = "check the credentials and what they allow";
 /// What to do with a proxy that refuses without a password.
 pub(super) const PROXY_WANTS_PASSWORD: &str = "the proxy wants a user and a password: give them as http://USER:PASSWORD@HOST:PORT in HTTPS_PROXY";
-const URL: &str = "check the URL and --store-option";
+const URL: &str = "check the URL and {store-option}";
 const FULL: Meaning = Refused(
     Reason::NoSpace,
     "the store is full: make room in it, or raise the quota of the bucket",
@@ -72,7 +73,7 @@ const NO_BUCKET: Meaning = Refused(
 );
 const WRONG_ADDRESS: Meaning = Setting(
     WITHOUT_PATH_STYLE,
-    "this address is not that of a bucket: check that the endpoint has no bucket in it, or set --store-option path_style=false, which puts the bucket into the host name",
+    "this address is not that of a bucket: check that the endpoint has no bucket in it, or set {store-option} path_style=false, which puts the bucket into the host name",
 );
 const BAD_TOKEN: Meaning = Refused(Reason::Unauthenticated, CREDENTIALS);
 const BAD_KEY: Meaning = Refused(
@@ -100,12 +101,12 @@ const CODES: &[(&[Kind], &[&str], Meaning)] = &[
         Reason::PermissionDenied, "check the secret key (AWS_SECRET_ACCESS_KEY), and that no space is in it")),
     (ANY, &["RequestTimeTooSkewed"], Refused(Reason::PermissionDenied, "set the clock of this machine")),
     (ANY, &["AuthorizationHeaderMalformed"], Refused(
-        Reason::Configuration, "give the bucket's region with --store-option region=… or AWS_REGION")),
+        Reason::Configuration, "give the bucket's region with {store-option} region=… or AWS_REGION")),
     (ANY, &["IllegalLocationConstraintException"], Refused(
-        Reason::Configuration, "the endpoint is that of another region: give the bucket's own --store-option region=… and endpoint=…")),
+        Reason::Configuration, "the endpoint is that of another region: give the bucket's own {store-option} region=… and endpoint=…")),
     (ANY, &["PathStyleDomainForbidden", "SecondLevelDomainForbidden", "VirtualHostDomainRequired"], Setting(
         WITHOUT_PATH_STYLE,
-        "the store wants the bucket in the host name: set --store-option path_style=false")),
+        "the store wants the bucket in the host name: set {store-option} path_style=false")),
     (ANY, &[
         "AccountQuotaExceeded", "BucketQuotaExceeded", "InsufficientStorage", "InsufficientStorageSpace", "QuotaExceeded",
         "QuotaExceededException", "StorageFull", "StorageQuotaExceeded", "XMinioAdminBucketQuotaExceeded",
@@ -148,7 +149,7 @@ const STATUSES: &[(&[Kind], u16, u16, Meaning)] = &[
     // A response to HEAD has no words.
     (&[Read], 400, 400, Refused(
         Reason::Configuration,
-        "check the URL and --store-option; for an object that is encrypted with a key of yours (SSE-C), give that key")),
+        "check the URL and {store-option}; for an object that is encrypted with a key of yours (SSE-C), give that key")),
     (ANY, 416, 416, Stays),
     // It says itself what to do.
     (ANY, 421, 421, Refused(Reason::Configuration, "")),
@@ -227,7 +228,7 @@ impl Refusal {
     pub(super) fn error(&self, action: impl fmt::Display) -> Error {
         let advice = match self.advice {
             "" => String::new(),
-            advice => format!("; {advice}"),
+            advice => format!("; {}", opt::fill(advice)),
         };
         let error = self
             .reason
@@ -412,7 +413,7 @@ fn by_words(asked: Asked, status: StatusCode, code: &str, body: &[u8]) -> Option
     if is_denied && !asked.encrypts && names(&["explicit deny"]) {
         return Some(Refused(
             Reason::PermissionDenied,
-            "check the credentials and what they allow; a policy may demand an encryption (--store-option server_side_encryption)",
+            "check the credentials and what they allow; a policy may demand an encryption ({store-option} server_side_encryption)",
         ));
     }
     let lacks = matches!(status.as_u16(), 501 | 505);
@@ -448,15 +449,15 @@ fn by_words(asked: Asked, status: StatusCode, code: &str, body: &[u8]) -> Option
         ),
         Read if names(&encryption) => Refused(
             Reason::Configuration,
-            "the object is encrypted with a key of yours (SSE-C): give it with --store-option server_side_encryption=sse-c and sse_customer_key_base64=…, or as sseCustomerKey in the Secret",
+            "the object is encrypted with a key of yours (SSE-C): give it with {store-option} server_side_encryption=sse-c and sse_customer_key_base64=…, or as sseCustomerKey in the Secret",
         ),
         _ if asked.encrypts && names(&encryption) => Refused(
             Reason::Configuration,
-            "the store does not encrypt like this: leave --store-option server_side_encryption out, or set up encryption (KMS) at the store",
+            "the store does not encrypt like this: leave {store-option} server_side_encryption out, or set up encryption (KMS) at the store",
         ),
         _ if asked.has_checksum && names(&["checksum"]) && !names(&["required"]) => Setting(
             WITHOUT_CHECKSUMS,
-            "the store refuses headers with checksums: set --store-option checksum_algorithm=none, or requestChecksumCalculation: when_required in the Secret",
+            "the store refuses headers with checksums: set {store-option} checksum_algorithm=none, or requestChecksumCalculation: when_required in the Secret",
         ),
         _ if asked.is_conditional && names(&condition) => {
             Setting(WITHOUT_CONDITIONS, NO_CONDITIONS)

@@ -3,6 +3,7 @@
 //! Encrypts an object as it would otherwise be stored: compressed, with its checksum inside. Does not read
 //! keys from files or flags: `cli` does.
 
+use crate::base::opt::AGE_IDENTITY;
 use crate::error::{Error, Reason, Result};
 use age::stream::{StreamReader, StreamWriter};
 use age::x25519::{Identity, Recipient};
@@ -69,15 +70,15 @@ impl Keys {
     pub fn decrypt<R: Read>(&self, inner: R) -> Result<DecryptingReader<R>> {
         if !self.decrypts() {
             return Err(Reason::CannotDecrypt.error(if self.encrypts() {
-                "it is encrypted, and recipients open nothing: give --age-identity, too"
+                format!("it is encrypted, and recipients open nothing: give {AGE_IDENTITY}, too")
             } else {
-                "it is encrypted: give the age identity that opens it with --age-identity"
+                format!("it is encrypted: give the age identity that opens it with {AGE_IDENTITY}")
             }));
         }
         let failed = |e: DecryptError| {
             match e {
             DecryptError::Io(e) if is_source_error(&e) => Error::io(READING, e),
-            DecryptError::NoMatchingKeys | DecryptError::KeyDecryptionFailed => Reason::CannotDecrypt.error("none of the identities given with --age-identity opens it: it is encrypted for others, or its header is damaged"),
+            DecryptError::NoMatchingKeys | DecryptError::KeyDecryptionFailed => Reason::CannotDecrypt.error(format!("none of the identities given with {AGE_IDENTITY} opens it: it is encrypted for others, or its header is damaged")),
             e => Error::corrupt(format!("its age header is damaged: {e}")),
         }
         };

@@ -5,6 +5,7 @@
 
 use super::answers::{NO_CONDITIONS, Refusal, WITHOUT_CONDITIONS};
 use super::requests::At;
+use crate::base::opt::{self, STORE_SECRET};
 use crate::base::{causes, tls};
 use crate::error::{Error, Reason};
 use url::Url;
@@ -39,7 +40,7 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
         ),
         E::NotSupported { .. } | E::NotImplemented { .. } | E::UnknownConfigurationKey { .. } => (
             Reason::Configuration,
-            Some("check the URL and --store-option"),
+            Some("check the URL and {store-option}"),
         ),
         // The crate cannot name an object, and fails the whole listing.
         E::InvalidPath { .. } => (
@@ -69,9 +70,9 @@ pub fn store_error(action: impl std::fmt::Display, e: object_store::Error) -> Er
         let setting = if action.contains("swift://") {
             "auth_url (OS_AUTH_URL)"
         } else {
-            "--store-option endpoint"
+            "{store-option} endpoint"
         };
-        format!("; {}", advice.replace("{endpoint}", setting))
+        format!("; {}", opt::fill(&advice.replace("{endpoint}", setting)))
     });
     reason.error(format!("cannot {action_at}: {text}{advice}"))
 }
@@ -99,7 +100,7 @@ pub(super) fn refusal_in(e: &object_store::Error) -> Option<&Refusal> {
 
 /// Returns the error for a store that does not keep the conditions of writes.
 pub(super) fn no_conditions(what: impl std::fmt::Display) -> Error {
-    let error = Reason::Configuration.error(format!("{what}: {NO_CONDITIONS}"));
+    let error = Reason::Configuration.error(format!("{what}: {}", opt::fill(NO_CONDITIONS)));
     error.with_setting(WITHOUT_CONDITIONS)
 }
 
@@ -122,14 +123,20 @@ fn gives_credentials(server: &str) -> bool {
     services.iter().any(|s| server.contains(s))
 }
 
-fn how_to_give_credentials(action: &str) -> &'static str {
+fn how_to_give_credentials(action: &str) -> String {
     let is_for = |scheme: &str| action.contains(scheme);
     if is_for("gs://") {
-        "set GOOGLE_APPLICATION_CREDENTIALS to a key file, give --store-secret DIR, or run with a service account that may use the bucket"
+        format!(
+            "set GOOGLE_APPLICATION_CREDENTIALS to a key file, give {STORE_SECRET} DIR, or run with a service account that may use the bucket"
+        )
     } else if is_for("az://") || is_for("abfs") {
-        "set AZURE_STORAGE_ACCOUNT_KEY, give --store-secret DIR, or run with a managed identity that may use the container"
+        format!(
+            "set AZURE_STORAGE_ACCOUNT_KEY, give {STORE_SECRET} DIR, or run with a managed identity that may use the container"
+        )
     } else {
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give --store-secret DIR, or run with a role that may use the bucket"
+        format!(
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give {STORE_SECRET} DIR, or run with a role that may use the bucket"
+        )
     }
 }
 
@@ -154,7 +161,7 @@ fn advice_for_text(text: &str) -> Option<&'static str> {
         ),
         (
             "UnknownIssuer",
-            "trust the authority of the server's certificate with --store-option ca_certificate=FILE",
+            "trust the authority of the server's certificate with {store-option} ca_certificate=FILE",
         ),
         (
             "not valid for name",

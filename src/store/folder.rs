@@ -8,6 +8,7 @@
 use super::staging::{STAGING, temporary_path};
 use super::{ObjectInfo, listing};
 use crate::base::none_if_missing;
+use crate::base::opt::FILE_MODE;
 use crate::error::{Error, Result};
 use chrono::{DateTime, Utc};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -356,7 +357,7 @@ impl Folder {
     fn list_error(&self, below: &str, e: io::Error) -> Error {
         let is_denied = e.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
         let e = if is_denied {
-            let text = format!("{e}: if another user made the folder, both need --file-mode");
+            let text = format!("{e}: if another user made the folder, both need {FILE_MODE}");
             io::Error::new(e.kind(), text)
         } else {
             e

@@ -3,6 +3,7 @@
 //! A reader always sees a complete file: it is written under another name and then renamed.
 
 use super::metrics::Metrics;
+use crate::base::opt::METRICS_FILE;
 use crate::error::{Error, Reason, Result};
 use std::fs::Permissions;
 use std::io::Write;
@@ -30,7 +31,7 @@ fn folder(file: &Path) -> &Path {
 /// `Configuration` if its folder does not exist, or it is a folder itself.
 pub fn check(file: &Path) -> Result<()> {
     let wrong = |problem: String| {
-        let message = format!("--metrics-file {}: {problem}", file.display());
+        let message = format!("{METRICS_FILE} {}: {problem}", file.display());
         Err(Reason::Configuration.error(message))
     };
     match folder(file) {

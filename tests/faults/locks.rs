@@ -223,7 +223,7 @@ fn a_store_without_conditions_and_one_that_is_not_there_say_so() {
     let mut lock = place.lock(handle, &Cancel::default(), "a", SHORT);
     let e = lock.acquire(Wait::Forever).map(drop).unwrap_err();
     assert_eq!(e.reason(), Reason::Configuration, "{e}");
-    assert!(e.to_string().contains("--lock-lease"), "{e}");
+    assert!(e.to_string().contains("lock-lease"), "{e}");
     let mut place = Place::minio(&servers.minio, "p");
     place
         .options

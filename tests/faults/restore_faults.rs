@@ -472,7 +472,7 @@ fn a_member_that_is_half_there() {
             fs::write(path, "half").unwrap();
         }
         let message = bench.refuses(&[], 73, "TargetExists");
-        assert!(message.contains("--if-needed"), "{message}");
+        assert!(message.contains("if-needed"), "{message}");
         let done = bench.succeeds(&IF_NEEDED);
         assert_eq!(done["decision"]["action"], "Restore");
         let kept = PathBuf::from(done["kept_aside"][0].as_str().unwrap());

@@ -201,7 +201,7 @@ fn peers_that_want_a_certificate() {
         };
         assert!(cluster.find_quorum(&with).unwrap().is_some());
         let e = cluster.find_quorum(&without).unwrap_err();
-        assert!(e.to_string().contains("--peer-cert-file"), "{e}");
+        assert!(e.to_string().contains("peer-cert-file"), "{e}");
         cluster.stop(0);
         cluster.stop(1);
         assert_eq!(cluster.find_quorum(&with).unwrap(), None);

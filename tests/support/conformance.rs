@@ -262,7 +262,7 @@ fn locks_hold_or_are_refused(store: &Store, has_conditions: bool) {
             Err(e) => e,
         };
         assert_eq!(refused.reason(), Reason::Configuration, "{refused}");
-        assert!(refused.to_string().contains("--lock-lease"), "{refused}");
+        assert!(refused.to_string().contains("lock-lease"), "{refused}");
         return;
     }
     let held = lock("a").acquire(Wait::UntilSeenDead).unwrap();

@@ -2,6 +2,7 @@
 //!
 //! A reason decides nothing; `decide` chooses it. `cli` prints its name and its text.
 
+use crate::base::opt;
 use chrono::{DateTime, Utc};
 use std::borrow::Cow;
 use strum::{IntoStaticStr, VariantNames};
@@ -87,13 +88,13 @@ impl RetentionReason {
             Self::Monthly(t) => return newest_full_of("month", t, "%Y-%m"),
             Self::WithinLimit(n) => return format!("one of the newest {n} fulls").into(),
             Self::NewestChain => "the newest chain needs it",
-            Self::RestorableWindow => "a point within --restorable-window needs it",
+            Self::RestorableWindow => "a point within {restorable-window} needs it",
             Self::Pinned => "a pinned chain needs it",
             Self::InterleavedTimelines => {
-                "timelines interleave here, so it is unknown which snapshots are needed: see `deltafold list --deep`"
+                "timelines interleave here, so it is unknown which snapshots are needed: see `deltafold list {deep}`"
             }
             Self::Unreadable => {
-                "its timeline is in doubt and a snapshot that would tell cannot be read: see `deltafold list --deep`"
+                "its timeline is in doubt and a snapshot that would tell cannot be read: see `deltafold list {deep}`"
             }
             Self::RevisionGap => {
                 "by names no full leads to the end of its timeline, so it is unknown which snapshots are needed: see `deltafold list`"
@@ -101,7 +102,7 @@ impl RetentionReason {
             Self::InTheFuture => "the time in its name is in the future",
             Self::NewestFull => "of all fulls it was created last",
             Self::WithItsFull => "a delta that follows a kept full",
-            Self::DeltaRetention => "a delta younger than --delta-retention",
+            Self::DeltaRetention => "a delta younger than {delta-retention}",
             Self::EndOfTimeline => "no full of its timeline has superseded it",
             Self::V1Backup => "a v1 backup is kept as a whole",
             Self::Excluded => {
@@ -114,7 +115,7 @@ impl RetentionReason {
                 "there was no time or space to read its content: it is not counted until a later run"
             }
             Self::NoRecentFull => {
-                "the newest full is older than --restorable-window, and nothing is removed until there is a newer one"
+                "the newest full is older than {restorable-window}, and nothing is removed until there is a newer one"
             }
             Self::BeyondPolicy => "a full that the policy does not keep",
             Self::Superseded => "a newer full has superseded this delta",
@@ -123,7 +124,7 @@ impl RetentionReason {
                 "excluded by a user, and older than everything that the policy keeps"
             }
         };
-        text.into()
+        opt::fill(text).into()
     }
 }
 

@@ -5,7 +5,6 @@
 
 use crate::base::printable;
 use crate::controller::api::{LastRun, RunState};
-use crate::controller::jobs::flags::in_fields;
 use crate::controller::jobs::{CONTAINER, CONTAINER_BEFORE, COPY_CONTAINERS};
 use crate::controller::times::{created, later, utc};
 use crate::error::Reason;
@@ -154,8 +153,8 @@ impl PodOutcome {
             let reason = message.reason.filter(|reason| !reason.is_empty());
             let reason = reason.map(|reason| known_reason(&reason).to_owned());
             self.reason = self.reason.take().or(reason);
-            let text = message.message.map(|text| in_fields(&text));
-            self.message = self.message.take().or(not_empty(text.as_deref()));
+            let text = not_empty(message.message.as_deref());
+            self.message = self.message.take().or(text);
         }
     }
 }

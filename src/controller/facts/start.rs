@@ -4,6 +4,7 @@
 //! about the Pod and about the Job. Pure; the caller reads the Warnings.
 
 use super::outcome;
+use crate::base::opt;
 use crate::base::printable;
 use crate::controller::times::{created, later};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -45,7 +46,7 @@ const REMEDIES: [(&str, &str); 11] = [
     ),
     (
         "Image",
-        "check jobTemplate.image or the controller's --job-image, and that the nodes may pull it",
+        "check jobTemplate.image or the controller's {job-image}, and that the nodes may pull it",
     ),
     (
         "hostPath",
@@ -70,7 +71,7 @@ fn with_remedy(text: &str) -> String {
         .find(|(words, _)| lower.contains(&words.to_lowercase()));
     let text = printable::message(text.trim_end_matches(['.', ' ']).to_owned());
     match remedy {
-        Some((_, remedy)) => format!("{text}: {remedy}"),
+        Some((_, remedy)) => format!("{text}: {}", opt::fill(remedy)),
         None => text,
     }
 }

@@ -8,6 +8,7 @@
 use super::super::api::{CopyBackupsConfig, EtcdBackupPolicy, EtcdBackupTask, StoreSpec};
 use super::Settings;
 use crate::base::flag_values::yes_or_no;
+use crate::base::opt;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
@@ -87,44 +88,44 @@ const POLICY_RULES: [Rule<EtcdBackupPolicy>; 5] = [
     Rule {
         is_allowed: |a| a.allow_host_path,
         is_requested: |p| has_host_path(&p.spec.store),
-        message: "spec.store.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with --allow-host-path",
+        message: "spec.store.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with {allow-host-path}",
     },
     Rule {
         is_allowed: |a| a.allow_host_network,
         is_requested: |p| p.spec.job_template.host_network,
-        message: "spec.jobTemplate.hostNetwork: the network of nodes is not allowed; to allow it, start the controller with --allow-host-network",
+        message: "spec.jobTemplate.hostNetwork: the network of nodes is not allowed; to allow it, start the controller with {allow-host-network}",
     },
     Rule {
         is_allowed: |a| a.allow_service_account,
         is_requested: |p| p.spec.job_template.service_account_name.is_some(),
-        message: "spec.jobTemplate.serviceAccountName: other ServiceAccounts are not allowed; to allow them, start the controller with --allow-service-account",
+        message: "spec.jobTemplate.serviceAccountName: other ServiceAccounts are not allowed; to allow them, start the controller with {allow-service-account}",
     },
     Rule {
         is_allowed: |a| a.allow_tolerations,
         is_requested: |p| !p.spec.job_template.tolerations.is_empty(),
-        message: "spec.jobTemplate.tolerations: tolerations are not allowed; to allow them, start the controller with --allow-tolerations",
+        message: "spec.jobTemplate.tolerations: tolerations are not allowed; to allow them, start the controller with {allow-tolerations}",
     },
     Rule {
         is_allowed: |a| a.allow_priority_class,
         is_requested: |p| p.spec.job_template.priority_class_name.is_some(),
-        message: "spec.jobTemplate.priorityClassName: PriorityClasses are not allowed; to allow them, start the controller with --allow-priority-class",
+        message: "spec.jobTemplate.priorityClassName: PriorityClasses are not allowed; to allow them, start the controller with {allow-priority-class}",
     },
 ];
 
-const OTHER_IMAGE: &str = "spec.jobTemplate.image: images other than the controller's --job-image are not allowed; to allow them, start the controller with --allowed-image-prefix";
+const OTHER_IMAGE: &str = "spec.jobTemplate.image: images other than the controller's {job-image} are not allowed; to allow them, start the controller with {allowed-image-prefix}";
 
-const OTHER_ETCD_IMAGE: &str = "spec.verify.drill.etcdImage: images of other registries are not allowed; to allow them, start the controller with --allowed-image-prefix";
+const OTHER_ETCD_IMAGE: &str = "spec.verify.drill.etcdImage: images of other registries are not allowed; to allow them, start the controller with {allowed-image-prefix}";
 
 const TASK_RULES: [Rule<EtcdBackupTask>; 3] = [
     Rule {
         is_allowed: |a| a.allow_host_path,
         is_requested: |t| copy_config(t).is_some_and(|c| c.source_store.iter().any(has_host_path)),
-        message: "spec.config.copyBackups.sourceStore.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with --allow-host-path",
+        message: "spec.config.copyBackups.sourceStore.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with {allow-host-path}",
     },
     Rule {
         is_allowed: |a| a.allow_host_path,
         is_requested: |t| copy_config(t).is_some_and(|c| c.target_store.iter().any(has_host_path)),
-        message: "spec.config.copyBackups.targetStore.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with --allow-host-path",
+        message: "spec.config.copyBackups.targetStore.volume.hostPath: folders of nodes are not allowed; to allow them, start the controller with {allow-host-path}",
     },
     Rule {
         is_allowed: |a| a.allow_root,
@@ -133,7 +134,7 @@ const TASK_RULES: [Rule<EtcdBackupTask>; 3] = [
             let restore = config.and_then(|c| c.restore.as_ref());
             restore.is_some_and(|r| r.run_as_user == Some(0))
         },
-        message: "spec.config.restore.runAsUser: user 0 is not allowed; to allow it, start the controller with --allow-root",
+        message: "spec.config.restore.runAsUser: user 0 is not allowed; to allow it, start the controller with {allow-root}",
     },
 ];
 
@@ -162,7 +163,7 @@ impl Allowed {
                 && image != settings.image
                 && !prefixes.any(|prefix| is_below(image, prefix))
             {
-                problems.push(refusal.to_owned());
+                problems.push(opt::fill(refusal));
             }
         }
         problems
@@ -177,7 +178,7 @@ impl Allowed {
         let violated = self
             .active(rules)
             .filter(|rule| (rule.is_requested)(object));
-        violated.map(|rule| rule.message.to_owned()).collect()
+        violated.map(|rule| opt::fill(rule.message)).collect()
     }
 
     /// Returns the rules that still apply: those whose flag was not given.
@@ -228,8 +229,8 @@ mod tests {
         assert_eq!(refused.len(), 1, "{field}: {refused:?}");
         let message = &refused[0];
         assert!(message.starts_with(&format!("{field}: ")), "{message}");
-        let flag = message.split([' ', ';']).rfind(|w| w.starts_with("--"));
-        let flag = flag.unwrap();
+        let option = message.split([' ', ';']).rfind(|w| w.starts_with("allow"));
+        let flag = &*format!("--{}", option.unwrap());
         let with_value = format!("{flag}=a");
         let only_it = if flag.contains("prefix") {
             parsed(&[&with_value])

@@ -6,7 +6,7 @@
 
 mod allowed;
 mod build;
-pub(super) mod flags;
+pub(crate) mod flags;
 mod leases;
 mod pod;
 mod problems;

@@ -101,6 +101,7 @@ impl<'a> PodBuilder<'a> {
             TERMINATION_LOG,
             "--temp-dir",
             SCRATCH,
+            "--policy-words",
         ];
         let mut pod = PodBuilder {
             policy,

@@ -22,6 +22,7 @@ mod files;
 
 pub use files::{Dir, sync_directory};
 
+use crate::base::opt::WAL_DIR;
 use crate::base::shell;
 use crate::error::{Error, Reason, Result};
 use files::{create_directory, resolve_links};
@@ -90,7 +91,7 @@ impl InstallTarget {
             && (is_moved(w) || is_moved(&resolve_links(w)))
         {
             return Err(Reason::Usage.error(format!(
-                "--wal-dir {} is in a directory that the restore replaces as a whole: omit the flag, or name a directory outside of {}",
+                "{WAL_DIR} {} is in a directory that the restore replaces as a whole: omit the flag, or name a directory outside of {}",
                 w.display(),
                 member.display()
             )));
@@ -151,7 +152,7 @@ impl InstallTarget {
         };
         let path = wal.path().display().to_string();
         Err(Reason::TargetExists.error(format!(
-            "--wal-dir {path} is not empty (it holds {name}), and restore never mixes two logs: stop etcd, move the directory away (mv {} {}), then run restore again; if it is a mount point, move its files",
+            "{WAL_DIR} {path} is not empty (it holds {name}), and restore never mixes two logs: stop etcd, move the directory away (mv {} {}), then run restore again; if it is a mount point, move its files",
             shell::word(&path),
             shell::word(&format!("{path}.old")),
         )))

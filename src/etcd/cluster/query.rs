@@ -2,6 +2,7 @@
 
 use super::{Alarm, AlarmKind, Cluster, Member, MemberStatus, PAUSE};
 use crate::base::causes;
+use crate::base::opt::ENDPOINTS;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{AttemptError, Connector, Streams};
 use etcd_client::{Client, GetOptions};
@@ -46,7 +47,7 @@ impl Cluster {
             let failures: Vec<Error> = failures.into_iter().map(|(_, e)| e).collect();
             return Err(match observations.first() {
                 Some(learner) if failures.is_empty() => Reason::Configuration.error(format!(
-                    "{} is a learner, which neither lists members nor serves linearizable reads: give a voting member in --endpoints",
+                    "{} is a learner, which neither lists members nor serves linearizable reads: give a voting member in {ENDPOINTS}",
                     learner.endpoint
                 )),
                 _ => most_helpful(failures),
@@ -133,7 +134,7 @@ pub(super) fn assemble(
             .map(|o| format!("{} of {:x}", o.endpoint, o.cluster_id))
             .collect();
         return Err(Reason::Configuration.error(format!(
-            "--endpoints are members of different clusters: {}",
+            "{ENDPOINTS} are members of different clusters: {}",
             clusters.join(", ")
         )));
     }
@@ -281,7 +282,7 @@ async fn find_member(connector: &Connector, member: &Member) -> Result<EndpointO
             Err(Reason::EtcdUnreachable.error("it has no client URL: it was never started"))
         }
         (true, false) => Err(Reason::Configuration.error(format!(
-            "its client URLs have no TLS ({}), but --endpoints use TLS: add one of them to --endpoints",
+            "its client URLs have no TLS ({}), but {ENDPOINTS} use TLS: add one of them to {ENDPOINTS}",
             member.client_urls.join(", ")
         ))),
     }
@@ -309,7 +310,7 @@ async fn query_endpoint(connector: &Connector, endpoint: &str) -> Result<Endpoin
         let answered = [status.header(), list.header()].map(|h| h.map(|h| h.member_id()));
         if answered[0] != answered[1] {
             return Err(Reason::Configuration.error(format!(
-                "{endpoint} is an `etcd grpc-proxy`, or a load balancer that spreads requests over members, so it is unknown which member answers: give the members' own client URLs in --endpoints"
+                "{endpoint} is an `etcd grpc-proxy`, or a load balancer that spreads requests over members, so it is unknown which member answers: give the members' own client URLs in {ENDPOINTS}"
             )));
         }
         (list.members().iter().map(Member::listed).collect(), read)

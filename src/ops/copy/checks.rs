@@ -7,6 +7,9 @@ use super::Listings;
 use super::plan::{CopyReason, Decision, Encryption, Form, Plan, Planned, identity};
 use crate::backup::trust::{self, Trust};
 use crate::backup::{Catalog, SnapshotName};
+use crate::base::opt::{
+    AGE_IDENTITY, AGE_RECIPIENT, AGE_RECIPIENTS_FILE, ALLOW_PLAINTEXT, DECRYPT, FROM, TAKE_OVER, TO,
+};
 use crate::error::{Reason, Result};
 use crate::prefix::Context;
 use std::collections::{HashMap, HashSet};
@@ -20,7 +23,7 @@ pub(super) fn refuse_strangers(from: &Context, to: &Context, listings: &Listings
         return Ok(());
     }
     Err(Reason::OtherCluster.error(format!(
-        "{} holds other snapshots of the same time as {}, and they have none in common: it looks like the backup of another cluster. Check --from and --to, or give --take-over if both belong to one cluster",
+        "{} holds other snapshots of the same time as {}, and they have none in common: it looks like the backup of another cluster. Check {FROM} and {TO}, or give {TAKE_OVER} if both belong to one cluster",
         to.store.url(),
         from.store.url()
     )))
@@ -43,14 +46,14 @@ pub(super) fn check_form(
     {
         let name = to.store.name(&target.snapshots[0].path);
         return Err(Reason::Untrusted.error(format!(
-            "the target holds snapshots and no encrypted one, such as {name}: copy to a new prefix, or give --allow-plaintext"
+            "the target holds snapshots and no encrypted one, such as {name}: copy to a new prefix, or give {ALLOW_PLAINTEXT}"
         )));
     }
     if form.encryption == Encryption::Keep
         && let Some((encrypted, plain)) = plain_beside_encrypted(source, target, plan)
     {
         return Err(Reason::Configuration.error(format!(
-            "{} is encrypted but the source is not, so {plain} would be written beside it as plain text: give --age-recipient or --age-recipients-file to encrypt it, or --decrypt for plain text",
+            "{} is encrypted but the source is not, so {plain} would be written beside it as plain text: give {AGE_RECIPIENT} or {AGE_RECIPIENTS_FILE} to encrypt it, or {DECRYPT} for plain text",
             to.store.name(&encrypted)
         )));
     }
@@ -62,12 +65,12 @@ pub(super) fn check_form(
         let name = from.store.name(&s.path);
         if form.encryption == Encryption::Keep {
             return Err(Reason::Usage.error(format!(
-                "{name} is encrypted and must be decrypted to change its compression: give --age-recipient to encrypt it again, or --decrypt for plain text"
+                "{name} is encrypted and must be decrypted to change its compression: give {AGE_RECIPIENT} to encrypt it again, or {DECRYPT} for plain text"
             )));
         }
         if !from.keys.decrypts() {
             return Err(Reason::CannotDecrypt.error(format!(
-                "{name} is encrypted: give the age identity that decrypts it with --age-identity"
+                "{name} is encrypted: give the age identity that decrypts it with {AGE_IDENTITY}"
             )));
         }
     }

@@ -10,6 +10,7 @@ use super::{
     identity as cluster_identity,
 };
 use crate::backup::{Catalog, trust};
+use crate::base::opt::MAX_BACKUP_AGE;
 use crate::base::shorten;
 use crate::error::{Error, Reason, Result};
 use crate::ops::report::ReportBuilder;
@@ -308,7 +309,10 @@ impl<'a> Copier<'a> {
             ));
         }
         if plan.backups > 0 && plan.backups_wanted == 0 {
-            self.warn("all backups are older than --max-backup-age: nothing is copied".to_owned());
+            self.warn(
+                format!("all backups are older than {MAX_BACKUP_AGE}: nothing is copied")
+                    .to_owned(),
+            );
         }
         let useless: Vec<&str> = plan
             .objects

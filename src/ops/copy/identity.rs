@@ -3,6 +3,7 @@
 //! The object that records it (`prefix::identity`) is written before any snapshot. A target of another cluster is
 //! refused.
 
+use crate::base::opt::{FROM, TAKE_OVER, TO};
 use crate::error::{Reason, Result};
 use crate::prefix::Context;
 use crate::prefix::identity::{IDENTITY, read};
@@ -49,7 +50,7 @@ pub(super) fn claim_target(
         return to.store.replace_small(IDENTITY, &bytes);
     }
     Err(Reason::OtherCluster.error(format!(
-        "{} is the backup of cluster {}, but {} is that of cluster {}: nothing was copied. Check --from and --to; if the source's cluster has replaced the other, give --take-over once",
+        "{} is the backup of cluster {}, but {} is that of cluster {}: nothing was copied. Check {FROM} and {TO}; if the source's cluster has replaced the other, give {TAKE_OVER} once",
         to.store.url(),
         target.describe_cluster(),
         from.store.url(),

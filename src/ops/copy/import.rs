@@ -14,6 +14,7 @@ use crate::backup::frame::FrameWriter;
 use crate::backup::survey::{Histories, Sequel};
 use crate::backup::{Catalog, Kind, SnapshotName};
 use crate::base::Sequential;
+use crate::base::opt::{FROM_SNAPSHOTS, TAKE_OVER, TO};
 use crate::base::read_all::for_each_piece;
 use crate::error::{Error, Reason, Result};
 use crate::fold::publish::{Packer, names_are_taken, refuse_plaintext};
@@ -79,11 +80,11 @@ impl Copier<'_> {
                     }
                     o.bytes_written += imported.bytes;
                     let message = match imported.reason {
-                        CopyReason::TooOld => "the target has a newer full",
+                        CopyReason::TooOld => "the target has a newer full".to_owned(),
                         reason => reason.describe(),
                     };
                     let reason = imported.reason.as_str();
-                    outcome_of(file, &imported.path, imported.status, reason, message)
+                    outcome_of(file, &imported.path, imported.status, reason, &message)
                 }
             };
             o.objects.push(object);
@@ -151,7 +152,7 @@ impl<'a> Target<'a> {
         let catalog = by_names(&to.store)?;
         if let Some(delta) = catalog.snapshots.iter().find(|s| !s.name.is_full()) {
             return Err(Reason::Usage.error(format!(
-                "{} holds deltas such as {}, so its backup goes on without these files: give another --to",
+                "{} holds deltas such as {}, so its backup goes on without these files: give another {TO}",
                 to.store.url(),
                 delta.path
             )));
@@ -273,7 +274,7 @@ impl<'a> Target<'a> {
                 Ok(Some(why))
             } else {
                 Err(Reason::OtherCluster.error(format!(
-                    "{name} is of another cluster than {}: {why}; nothing more was imported. Check --from-snapshots and --to; if the cluster was replaced, give --take-over once",
+                    "{name} is of another cluster than {}: {why}; nothing more was imported. Check {FROM_SNAPSHOTS} and {TO}; if the cluster was replaced, give {TAKE_OVER} once",
                     self.to.store.url()
                 )))
             };

@@ -6,6 +6,7 @@
 use crate::backup::catalog::V1;
 use crate::backup::codec::{Compression, Encoding};
 use crate::backup::{Catalog, Snapshot, SnapshotName};
+use crate::base::opt;
 use crate::mvcc::Revision;
 use clap::Args;
 use schemars::JsonSchema;
@@ -135,8 +136,8 @@ impl CopyReason {
     }
 
     /// Returns the reason as human-readable text.
-    pub fn describe(self) -> &'static str {
-        match self {
+    pub fn describe(self) -> String {
+        let text = match self {
             CopyReason::Wanted => "it is not in the target",
             CopyReason::AlreadyThere => "the target has it",
             CopyReason::ThereInOtherForm => {
@@ -144,13 +145,14 @@ impl CopyReason {
             }
             CopyReason::SameAsAnother => "another snapshot becomes the same object",
             CopyReason::Excluded => "it is excluded",
-            CopyReason::BeyondMaxBackups => "newer backups fill --max-backups",
-            CopyReason::TooOld => "its backup is older than --max-backup-age",
+            CopyReason::BeyondMaxBackups => "newer backups fill {max-backups}",
+            CopyReason::TooOld => "its backup is older than {max-backup-age}",
             CopyReason::NoBase => {
                 "neither the source nor the target has the snapshot that it follows"
             }
             CopyReason::OtherSize => "the target has another object of that name",
-        }
+        };
+        opt::fill(text)
     }
 }
 

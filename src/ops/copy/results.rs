@@ -6,6 +6,7 @@ use super::plan::{CopyReason, Decision, Plan, Planned};
 use super::round::CopyResult;
 use super::{CopiedBackup, CopiedObject, CopyStatus, MOST_LISTED};
 use crate::backup::{Catalog, Kind};
+use crate::base::opt::AGE_IDENTITY;
 use crate::base::plural;
 use crate::error::Error;
 use crate::ops::report::Report;
@@ -152,7 +153,7 @@ impl Copier<'_> {
         let did_something = o.copied > 0;
         if o.unchecked > 0 {
             self.clock.warnings.push(format!(
-                "{} {} copied without a check of their content: give the identity that decrypts them with --age-identity",
+                "{} {} copied without a check of their content: give the identity that decrypts them with {AGE_IDENTITY}",
                 plural::count(o.unchecked, "encrypted snapshot"),
                 plural::either(o.unchecked, "was", "were")
             ));

@@ -16,6 +16,7 @@ mod side_objects;
 use crate::backup;
 use crate::backup::catalog::{Catalog, SNAPSHOTS};
 use crate::backup::retention::{self, RetentionReason};
+use crate::base::opt::{self, ALLOW_SHRINK, RESTORABLE_WINDOW, SINGLE_WRITER, TIMEOUT};
 use crate::base::parallel::each;
 use crate::base::{duration, plural};
 use crate::error::{Error, Reason, Result};
@@ -171,7 +172,7 @@ impl Object {
             bytes,
             decision,
             reason: reason.0,
-            explanation: reason.1.into(),
+            explanation: opt::fill(&reason.1.into()).into(),
             fate: None,
             locked_until: None,
             error: None,
@@ -350,7 +351,7 @@ fn add_plan_warnings(
         warnings.push(TAGS_UNREADABLE.to_owned());
     }
     if plan.why.contains(&RetentionReason::NoRecentFull) {
-        warnings.push("the newest full that can be used is older than --restorable-window: nothing is removed until there is a newer one".to_owned());
+        warnings.push(format!("the newest full that can be used is older than {RESTORABLE_WINDOW}: nothing is removed until there is a newer one").to_owned());
     }
     let is_future = |&i: &usize| plan.catalog.snapshots[i].name.created > now.timestamp();
     match plan.catalog.usable().filter(is_future).count() {
@@ -388,7 +389,7 @@ fn out_of_time(o: &CleanedBackup, options: &Options) -> Option<Error> {
         return None;
     }
     Some(Reason::PartlyDone.error(format!(
-        "no snapshot was removed: {} on which removals rest could not be read in the {} of --timeout; give more time",
+        "no snapshot was removed: {} on which removals rest could not be read in the {} of {TIMEOUT}; give more time",
         plural::count(o.fulls_not_read, "full"),
         duration::whole(options.timeout)
     )))
@@ -483,7 +484,7 @@ fn would_shrink(plan: &Plan) -> Option<Error> {
         None => "nothing could be restored any more".to_owned(),
     };
     Some(Reason::WouldShrink.error(format!(
-        "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed. Find out which snapshots would go and why, or give --allow-shrink",
+        "on timeline {} revisions up to {} can be restored, and {after}: nothing was removed. Find out which snapshots would go and why, or give {ALLOW_SHRINK}",
         shrink.timeline,
         describe(shrink.before)
     )))
@@ -545,7 +546,7 @@ fn take_gc_lock(
             Ok(None)
         }
         Err(why) => Err(why.reworded(format!(
-            "{why}; or declare with --single-writer that no other gc or pin runs there"
+            "{why}; or declare with {SINGLE_WRITER} that no other gc or pin runs there"
         ))),
     }
 }

@@ -10,6 +10,7 @@ use crate::backup::retention::{Facts, RetentionDecision, RetentionReason, Uncoun
 use crate::backup::timeline::{self, Evidence, Timelines};
 use crate::backup::trust::Trust;
 use crate::backup::{Catalog, ListedObject, Snapshot, SnapshotName};
+use crate::base::opt::AGE_IDENTITY;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::prefix::Context;
@@ -187,7 +188,7 @@ impl Listed {
         for i in encrypted {
             let name = name(i);
             let e = Reason::CannotDecrypt.error(format!(
-                "{name} is encrypted, and nothing is removed for a full that was not read: give the identity with --age-identity"
+                "{name} is encrypted, and nothing is removed for a full that was not read: give the identity with {AGE_IDENTITY}"
             ));
             if plain.is_empty() {
                 return Err(e);

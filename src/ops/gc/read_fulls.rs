@@ -7,6 +7,7 @@
 use crate::backup::Snapshot;
 use crate::backup::catalog::{EXCLUDED, PINS, SNAPSHOTS};
 use crate::backup::timeline::Evidence;
+use crate::base::opt::TEMP_DIR;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::prefix::Context;
@@ -129,7 +130,7 @@ impl<'a> ReadFulls<'a> {
         match result {
             Err(e) if e.reason() == Reason::NoSpace => {
                 self.warnings.push(format!(
-                    "{name} is not read, for lack of space in --temp-dir, and is ignored: {e}"
+                    "{name} is not read, for lack of space in {TEMP_DIR}, and is ignored: {e}"
                 ));
                 Err(e.setting_aside(name))
             }

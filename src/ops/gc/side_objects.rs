@@ -35,7 +35,7 @@ impl SideReason {
             }
             SideReason::Young => (
                 "Young",
-                "it belongs to no snapshot, but is not older than --staging-age: the snapshot may still be uploaded",
+                "it belongs to no snapshot, but is not older than {staging-age}: the snapshot may still be uploaded",
             ),
             SideReason::InUse => ("InUse", "it belongs to an upload that may still be running"),
             SideReason::BelongsToRemoved => (

@@ -3,6 +3,7 @@
 //! etcd raises the alarm when a database reaches its quota, and then refuses writes until the alarm is disarmed.
 
 use super::Maintenance;
+use crate::base::opt::QUOTA_BACKEND_BYTES;
 use crate::error::Result;
 use crate::etcd::cluster::{AlarmKind, Cluster, Member};
 
@@ -38,7 +39,7 @@ pub fn no_space_remains(cluster: &Cluster, quota: Option<u64>, shrunk: &[u64]) -
             None if !has_no_space_alarm(cluster, member) || shrunk.contains(&member.id) => {}
             None => {
                 return Some(format!(
-                    "{member} does not report its quota, and its database has not become smaller: give etcd's value as --quota-backend-bytes"
+                    "{member} does not report its quota, and its database has not become smaller: give etcd's value as {QUOTA_BACKEND_BYTES}"
                 ));
             }
         }

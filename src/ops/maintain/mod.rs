@@ -15,6 +15,7 @@ pub use defragmentation::{
 };
 
 use crate::base::TextValue;
+use crate::base::opt::DEFRAG;
 use crate::error::{Reason, Result};
 use crate::etcd::cluster::Cluster;
 use crate::etcd::connect::{AttemptError as RequestFailed, Connector};
@@ -95,7 +96,7 @@ pub fn run(
     options: &Options,
 ) -> Result<Report<Maintained>> {
     let defrag = options.upkeep.defrag.check();
-    let defrag = defrag.map_err(|e| Reason::Usage.error(format!("--defrag {e}")))?;
+    let defrag = defrag.map_err(|e| Reason::Usage.error(format!("{DEFRAG} {e}")))?;
     let clock = ReportBuilder::start();
     let cluster = Cluster::observe(connector)?;
     let lock = if options.dry_run {

@@ -95,7 +95,7 @@ fn an_alarm_stays_until_there_is_space() {
     assert!(no_space_remains(&c, Some(104 * MIB), &[]).is_some());
     assert_eq!(no_space_remains(&c, Some(106 * MIB), &[]), None);
     // The quota is unknown: a smaller database is enough.
-    assert!(no_space_remains(&c, None, &[]).unwrap().contains("--quota"));
+    assert!(no_space_remains(&c, None, &[]).unwrap().contains("quota"));
     assert!(no_space_remains(&c, None, &[2]).is_some());
     assert_eq!(no_space_remains(&c, None, &[1]), None);
 }

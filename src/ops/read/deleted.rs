@@ -7,6 +7,7 @@ use super::diff::Side;
 use super::versions::{FoundVersion, moments, read_between};
 use super::{Keys, SORT_BUFFER_BYTES, custom_resources};
 use crate::base::external_sort::{Sorted, Sorter};
+use crate::base::opt::SINCE;
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
@@ -119,8 +120,8 @@ impl Deleted {
             Some((_, Ok(from))) => Some(from),
             Some((request, Err(e))) if is_unknown(&e) && !is_later(request.at) => {
                 let why = match e.reason() {
-                    Reason::RevisionGap => "snapshots are missing at --since",
-                    _ => "--since is before the oldest state of the backup",
+                    Reason::RevisionGap => format!("snapshots are missing at {SINCE}"),
+                    _ => format!("{SINCE} is before the oldest state of the backup"),
                 };
                 let cut = format!("{why}: all deletions that the backup holds are shown");
                 warn(&mut warnings, cut);

@@ -6,6 +6,7 @@
 use super::SORT_BUFFER_BYTES;
 use super::versions::read_between;
 use crate::base::external_sort::{Sorted, Sorter};
+use crate::base::opt::{REVISION, TIME};
 use crate::base::time::utc;
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
@@ -185,7 +186,7 @@ pub fn deletion_advice(
     };
     let before = deletion.revision.previous();
     Ok(format!(
-        "{deletion}: give an earlier --time, or --revision {before}"
+        "{deletion}: give an earlier {TIME}, or {REVISION} {before}"
     ))
 }
 

@@ -3,6 +3,7 @@
 //! Ranking is a pure function of revisions; opening and comparing the backups is not. Writes nothing.
 
 use super::NamedBackup;
+use crate::base::opt::TIMELINE;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{HashKv, Revision};
 use crate::prefix::Context;
@@ -241,7 +242,7 @@ impl<'a> Candidates<'a> {
             if is_left && self.outcomes[i].status != CandidateStatus::Excluded {
                 let timeline = self.outcomes[i].timeline.clone().unwrap_or_default();
                 let e = Reason::HistoryMismatch.error(format!(
-                    "its timeline {timeline} is a history that was left: another store has the one that began later; restore it with this store alone, or with --timeline"
+                    "its timeline {timeline} is a history that was left: another store has the one that began later; restore it with this store alone, or with {TIMELINE}"
                 ));
                 self.exclude(i, &e);
             }

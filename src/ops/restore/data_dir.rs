@@ -8,6 +8,7 @@ use super::needed::{self, Action, Decision, Depth, Inspection};
 use super::output::WriteFailure;
 use super::write::WrittenDatabase;
 use super::{Member, Restoration, Restored, path_text, write};
+use crate::base::opt::{DATA_DIR, IF_NEEDED, TAKE_OVER};
 use crate::datadir::install::{Dir, InstallTarget, Leftover, LockedTarget, Staged};
 use crate::datadir::membership::Cluster;
 use crate::datadir::{self, snap, wal};
@@ -274,7 +275,7 @@ fn other_cluster_warning(store: &Store, cluster: &Cluster) -> Option<String> {
         return None;
     }
     Some(format!(
-        "{} is recorded as the backup of cluster {}, and the restored cluster's ID is {}: the restored cluster's first snapshot to this backup needs --take-over",
+        "{} is recorded as the backup of cluster {}, and the restored cluster's ID is {}: the restored cluster's first snapshot to this backup needs {TAKE_OVER}",
         store.url(),
         recorded.describe_cluster(),
         cluster.id()
@@ -292,7 +293,7 @@ fn refuse_target_in_use(place: &InstallTarget) -> Result<()> {
 
 fn holds_member(place: &InstallTarget) -> Error {
     Reason::TargetExists.error(format!(
-        "{} already holds a member, and restore never overwrites one: choose another --data-dir, or use --if-needed to replace a faulty member",
+        "{} already holds a member, and restore never overwrites one: choose another {DATA_DIR}, or use {IF_NEEDED} to replace a faulty member",
         place.dir().display()
     ))
 }

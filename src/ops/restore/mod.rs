@@ -18,6 +18,9 @@ pub use needed::{Action, Decision, Depth};
 pub use options::{KeepOrDrop, Membership, Options, SharedOptions};
 
 use crate::base::Cancel;
+use crate::base::opt::{
+    BUMP_REVISION, DATA_DIR, MARK_COMPACTED, QUOTA_BACKEND_BYTES, SNAPSHOT, STORE, TO_SNAPSHOT,
+};
 use crate::datadir::membership::Cluster;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::Rebuild;
@@ -151,14 +154,15 @@ pub fn run(
     cancel: &Cancel,
 ) -> Result<Report<Restored>> {
     if backups.is_empty() {
-        return Err(
-            Reason::Usage.error("there is no backup to restore from: give --store or --snapshot")
-        );
+        return Err(Reason::Usage.error(format!(
+            "there is no backup to restore from: give {STORE} or {SNAPSHOT}"
+        )));
     }
     // Variables of the command line set one without the other.
     if options.shared.bump_revision.is_some() != options.shared.mark_compacted {
-        return Err(Reason::Usage
-            .error("--bump-revision and --mark-compacted belong together: give both or neither"));
+        return Err(Reason::Usage.error(format!(
+            "{BUMP_REVISION} and {MARK_COMPACTED} belong together: give both or neither"
+        )));
     }
     restore(backups, options, to_snapshot, cancel, false)
 }
@@ -221,7 +225,7 @@ impl Restoration<'_> {
         match (&self.options.data_dir, self.to_snapshot) {
             (Some(dir), _) => self.into_data_dir(dir),
             (None, Some(target)) => self.into_file(target),
-            (None, None) => Err(Reason::Usage.error("give --data-dir or --to-snapshot")),
+            (None, None) => Err(Reason::Usage.error(format!("give {DATA_DIR} or {TO_SNAPSHOT}"))),
         }
     }
 
@@ -276,7 +280,7 @@ impl Restoration<'_> {
             self.clock.warn(warning);
         }
         if holds_alarm(source).map_err(source.at_base(ctx))? {
-            self.clock.warn("the base holds an alarm (NOSPACE or CORRUPT), and so does the restored database: etcd refuses writes until it is disarmed. Start etcd with enough --quota-backend-bytes, then run `etcdctl alarm list` and `etcdctl alarm disarm`");
+            self.clock.warn(format!("the base holds an alarm (NOSPACE or CORRUPT), and so does the restored database: etcd refuses writes until it is disarmed. Start etcd with enough {QUOTA_BACKEND_BYTES}, then run `etcdctl alarm list` and `etcdctl alarm disarm`"));
         }
         Ok(())
     }
@@ -345,7 +349,7 @@ impl Restoration<'_> {
             // Leave room for the revisions of later transactions.
             Some(r) if r < i64::MAX / 2 => Ok(Revision(r)),
             _ => Err(Reason::Usage.error(format!(
-                "--bump-revision {bump} above revision {} leaves too few revisions for new transactions: choose a smaller one",
+                "{BUMP_REVISION} {bump} above revision {} leaves too few revisions for new transactions: choose a smaller one",
                 source.revision
             ))),
         }

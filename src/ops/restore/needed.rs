@@ -4,6 +4,7 @@
 
 use super::candidates::Candidate;
 use crate::base::limits::Limits;
+use crate::base::opt::WAL_DIR;
 use crate::base::temp::TempFile;
 use crate::base::{Cancel, ReadAt};
 use crate::bolt::Database;
@@ -406,7 +407,8 @@ struct LogFiles {
 /// Reads the WAL and looks for its `.snap` file. The inner error is a fault of the member.
 fn read_wal(place: &InstallTarget) -> Result<Result<LogFiles, Fault>> {
     if wal::segment_paths(&place.wal())?.is_empty() {
-        let message = "the member has no WAL (if it has a directory of its own, give --wal-dir)";
+        let message =
+            format!("the member has no WAL (if it has a directory of its own, give {WAL_DIR})");
         return Ok(Err(("WalMissing", message.to_owned())));
     }
     let log = match wal::read(&place.wal()) {

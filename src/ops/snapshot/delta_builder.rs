@@ -10,6 +10,7 @@ use crate::backup::codec::Encoding;
 use crate::backup::events::{EventRef, EventsWriter, encode_event};
 use crate::backup::frame::FrameWriter;
 use crate::backup::{Kind, SnapshotName};
+use crate::base::opt;
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::base::{ReadAt as _, fixed_record};
@@ -193,7 +194,7 @@ impl PendingDelta {
     pub(super) fn push(&mut self, transaction: &EncodedTransaction) -> Result<()> {
         self.events
             .push_encoded(&transaction.text, transaction.events)
-            .map_err(|e| Error::io(WRITE_EVENTS, e))?;
+            .map_err(|e| Error::io(opt::fill(WRITE_EVENTS), e))?;
         self.bytes += transaction.bytes();
         let revision = transaction.revision();
         let first = self.revisions.map_or(revision, |r| r.0);
@@ -216,7 +217,7 @@ impl PendingDelta {
         let file = done
             .events
             .finish()
-            .map_err(|e| Error::io(WRITE_EVENTS, e))?;
+            .map_err(|e| Error::io(opt::fill(WRITE_EVENTS), e))?;
         Ok(Some(SealedDelta {
             file,
             first,
@@ -227,7 +228,7 @@ impl PendingDelta {
 }
 
 pub(super) const WRITE_EVENTS: &str =
-    "write events to the temporary directory (choose another with --temp-dir)";
+    "write events to the temporary directory (choose another with {temp-dir})";
 pub(super) const READ_EVENTS: &str = "read events from the temporary directory";
 
 /// A complete delta that is not compressed yet.

@@ -7,6 +7,7 @@
 
 use super::delta_builder::{EncodedTransaction, READ_EVENTS, WRITE_EVENTS};
 use crate::base::Cancel;
+use crate::base::opt;
 use crate::base::temp::{Dir, TempFile};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
@@ -128,7 +129,7 @@ impl Waiting {
             last.is_broken = true;
         }
         self.remove_read_files();
-        written.map_err(|e| Error::io(WRITE_EVENTS, e))
+        written.map_err(|e| Error::io(opt::fill(WRITE_EVENTS), e))
     }
 
     /// Removes the first transaction; `None` if none waits.
@@ -629,7 +630,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(10));
             }
             let message = queue.state().watch.paused.clone().unwrap().message;
-            assert!(message.contains("--temp-dir"), "{message}");
+            assert!(message.contains("temp-dir"), "{message}");
             for revision in 1..=waiting {
                 assert_is(queue.pop(Duration::ZERO), revision, 100);
             }

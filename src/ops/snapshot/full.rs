@@ -9,6 +9,7 @@ use crate::backup::codec::Encoding;
 use crate::backup::frame::FrameReader;
 use crate::backup::{Kind, SnapshotName};
 use crate::base::limits::Limits;
+use crate::base::opt;
 use crate::base::parallel::side_by_side;
 use crate::base::{ReadAt, Tee};
 use crate::bolt::Database;
@@ -252,7 +253,7 @@ fn too_large_to_read<R: ReadAt>(db: &Database<R>, limits: &Limits) -> Option<Str
 }
 
 const WRITE_DATABASE: &str =
-    "write the database to the temporary directory (choose another with --temp-dir)";
+    "write the database to the temporary directory (choose another with {temp-dir})";
 
 /// Returns the error for a snapshot stream that cannot be read.
 fn read_error(endpoint: &str, e: io::Error) -> Error {
@@ -295,7 +296,7 @@ fn take_from(
             break;
         }
         file.write_all(&buf[..n])
-            .map_err(|e| Error::io(WRITE_DATABASE, e))?;
+            .map_err(|e| Error::io(opt::fill(WRITE_DATABASE), e))?;
         step.add(n as u64);
     }
     let payload_bytes = payload.payload_bytes();

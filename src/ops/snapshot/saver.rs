@@ -11,6 +11,7 @@ use crate::backup::catalog::{TIMELINES, Wall};
 use crate::backup::codec::Encoding;
 use crate::backup::timeline::{NamesOnly, Timelines};
 use crate::backup::{Kind, Snapshot, SnapshotName};
+use crate::base::opt::{ENDPOINTS, STORE, TAKE_OVER};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, ComparedCluster, MemberComparison};
 use crate::etcd::feed::{Ended, Feed, Known};
@@ -351,7 +352,7 @@ impl<'a> Saver<'a> {
                 String::new()
             };
             self.warn(format!(
-                "{} records no cluster any more{history}. This follower goes on, since it has saved this cluster's history there; another snapshotter would need --take-over",
+                "{} records no cluster any more{history}. This follower goes on, since it has saved this cluster's history there; another snapshotter would need {TAKE_OVER}",
                 store.url()
             ));
             return Ok(true);
@@ -553,8 +554,10 @@ impl<'a> Saver<'a> {
             self.summary.is_unproven = true;
             self.summary.timeline_began = true;
             let advice = match recorded {
-                FullReason::Unproven => "it is not proven that it continues what was saved before",
-                _ => "if nobody has set the cluster back, check --endpoints and --store",
+                FullReason::Unproven => {
+                    "it is not proven that it continues what was saved before".to_owned()
+                }
+                _ => format!("if nobody has set the cluster back, check {ENDPOINTS} and {STORE}"),
             };
             self.warn(format!(
                 "{why}; a new timeline begins with {full}: {advice}"

@@ -3,6 +3,7 @@
 //! It reads nothing and does not know where the facts are from.
 
 use crate::base::duration::{self, parse_above_zero};
+use crate::base::opt::{MAX_AGE, VERIFIED_WITHIN};
 use crate::base::time::utc;
 use crate::error::Reason;
 use crate::mvcc::Revision;
@@ -229,7 +230,7 @@ fn staleness(facts: &Facts, max_age: Duration, now: DateTime<Utc>) -> Option<Fin
         Finding::error(
             Reason::Stale,
             format!(
-                "the newest snapshot is {} old, and --max-age is {}",
+                "the newest snapshot is {} old, and {MAX_AGE} is {}",
                 duration::whole(age),
                 duration::whole(max_age)
             ),
@@ -268,7 +269,7 @@ fn lack_of_verification(facts: &Facts, options: &Options, now: DateTime<Utc>) ->
     Some(Finding::error(
         Reason::NotVerified,
         format!(
-            "{message}, and --verified-within is {}",
+            "{message}, and {VERIFIED_WITHIN} is {}",
             duration::whole(within)
         ),
     ))

@@ -12,6 +12,7 @@ use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Choice};
 use crate::backup::timeline::{NamesOnly, Timeline};
 use crate::backup::{Catalog, Snapshot};
+use crate::base::opt::{DATA_DIR, LEVEL, REVISION, SNAPSHOT, STORE, TIMELINE, VERIFIED_WITHIN};
 use crate::base::shell;
 use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
@@ -322,7 +323,7 @@ impl Collected {
                 None => "left at an unknown revision".to_owned(),
             };
             let message = format!(
-                "the cluster was set back before {}: timeline {} ends at revision {last}, and was {left}. If nobody did that on purpose, this restores its end: deltafold restore --store {} --timeline {} --revision {last} --data-dir DIR",
+                "the cluster was set back before {}: timeline {} ends at revision {last}, and was {left}. If nobody did that on purpose, this restores its end: deltafold restore {STORE} {} {TIMELINE} {} {REVISION} {last} {DATA_DIR} DIR",
                 utc(began),
                 old.id,
                 shell::word(ctx.store.url()),
@@ -395,7 +396,7 @@ impl Collected {
             ));
         }
         if options.verified_within.is_some() && !self.has_records {
-            clock.warn("--verified-within has no effect: verifications of plain snapshot files are not recorded");
+            clock.warn(format!("{VERIFIED_WITHIN} has no effect: verifications of plain snapshot files are not recorded"));
         }
         let latest = self.latest_revision;
         let mut verifications: Vec<Verification> = Vec::new();
@@ -413,6 +414,7 @@ impl Collected {
         let findings: Vec<Finding> = judgement.findings.into_iter().map(with_remedy).collect();
         let problems = self.problems.into_iter().map(with_remedy).collect();
         // A backup that was never read should be.
+        let [level, store, file] = [LEVEL, STORE, SNAPSHOT].map(|option| option.to_string());
         let read: Option<&[&str]> = match self.has_records {
             true if self
                 .records
@@ -421,8 +423,8 @@ impl Collected {
             {
                 None
             }
-            true => Some(&["--level", "fold", "--store"]),
-            false => Some(&["--snapshot"]),
+            true => Some(&[&level, "fold", &store]),
+            false => Some(&[&file]),
         };
         let read = read.map(|flags| {
             let words = [&["deltafold", "verify"], flags, &[location]].concat();

@@ -7,6 +7,7 @@
 use super::Verdict;
 use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::chain;
+use crate::base::opt::{ENDPOINTS, KEEP_HISTORY, REVISION, STORE, TIMELINE};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash};
 use crate::etcd::connect::Connector;
@@ -121,7 +122,7 @@ pub fn choose_revision(
 ) -> Result<(Revision, Option<String>)> {
     match requested {
         Some(r) if r > live => Err(Reason::NoCommonRevision.error(format!(
-            "the cluster has not reached --revision {r}: it is at revision {live}"
+            "the cluster has not reached {REVISION} {r}: it is at revision {live}"
         ))),
         Some(r) => Ok((r, None)),
         None if saved > live => Ok((
@@ -186,7 +187,7 @@ impl Comparison<'_> {
             // A clone that was restored from the backup equals it, whatever the live cluster holds.
             self.records = false;
             self.clock.warn(format!(
-                "{} is the backup of cluster {}, but --endpoints is cluster {}, so this comparison is not recorded: check --endpoints and --store",
+                "{} is the backup of cluster {}, but {ENDPOINTS} is cluster {}, so this comparison is not recorded: check {ENDPOINTS} and {STORE}",
                 self.ctx.store.url(),
                 recorded.describe_cluster(),
                 cluster.hex_id()
@@ -207,8 +208,8 @@ impl Comparison<'_> {
             self.clock.warn(warning);
         }
         let bound = match (&self.options.timeline, self.options.revision) {
-            (Some(_), _) => Some("--timeline"),
-            (None, Some(_)) => Some("--revision"),
+            (Some(_), _) => Some(TIMELINE),
+            (None, Some(_)) => Some(REVISION),
             (None, None) => None,
         };
         if let Some(flag) = bound.filter(|_| self.records) {
@@ -425,7 +426,7 @@ fn no_history(
     let message = match (covered, compact) {
         (false, _) => format!("the cluster is at revision {revision}; the backup: {e}"),
         (true, Revision::NONE) => format!(
-            "etcd was never compacted, but no full snapshot at or before revision {revision} holds all history, so the HashKVs cannot be compared: keep history with `deltafold compact --keep-history all`, or take a full snapshot; if that does not help, check that --endpoints are this backup's cluster"
+            "etcd was never compacted, but no full snapshot at or before revision {revision} holds all history, so the HashKVs cannot be compared: keep history with `deltafold compact {KEEP_HISTORY} all`, or take a full snapshot; if that does not help, check that {ENDPOINTS} are this backup's cluster"
         ),
         (true, _) => format!(
             "etcd holds history from revision {compact} on, but every full snapshot at or before revision {revision} was compacted later: run again after etcd's next compaction, or take a full snapshot"
@@ -440,8 +441,9 @@ fn no_hashes(hashes: &[MemberHash], revision: Revision, saved: Revision) -> Erro
     if errors.iter().any(|(reason, _)| *reason == Reason::Conflict) {
         let advice = if revision == saved {
             "the newest snapshot is older than etcd's history: take one, or keep more history"
+                .to_owned()
         } else {
-            "choose a newer --revision"
+            format!("choose a newer {REVISION}")
         };
         return Reason::NoCommonRevision.error(format!(
             "etcd has already compacted revision {revision}: {advice}"

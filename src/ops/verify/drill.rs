@@ -5,6 +5,7 @@
 //! does not choose the state.
 
 use crate::backup::timeline::MAIN;
+use crate::base::opt::{ETCD_BINARY, PASSWORD, TEMP_DIR, USER};
 use crate::base::random::random_word;
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{self, AlarmKind};
@@ -91,7 +92,7 @@ pub struct Drilled {
 pub fn check_program(etcd: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let wrong = |why: &str| {
-        let message = format!("--etcd-binary {}: {why}", etcd.display());
+        let message = format!("{ETCD_BINARY} {}: {why}", etcd.display());
         Err(Reason::Usage.error(message))
     };
     match std::fs::metadata(etcd) {
@@ -243,7 +244,7 @@ impl Drill<'_> {
         kill_with_parent(&mut command);
         let child = command.spawn().map_err(|e| {
             Reason::Configuration.error(format!(
-                "--etcd-binary {} cannot be started: {e}",
+                "{ETCD_BINARY} {} cannot be started: {e}",
                 self.options.etcd.display()
             ))
         })?;
@@ -278,7 +279,7 @@ impl Drill<'_> {
                         ) =>
                     {
                         return Err(e.reason().error(format!(
-                            "the backup has authentication enabled: give --user and --password of a user with the role root, for the drill's etcd: {e}"
+                            "the backup has authentication enabled: give {USER} and {PASSWORD} of a user with the role root, for the drill's etcd: {e}"
                         )));
                     }
                     Err(e) => last_problem = e.to_string(),
@@ -511,7 +512,7 @@ impl DrillFolder {
     fn new(temp_dir: &Path) -> Result<DrillFolder> {
         let failed = |e| {
             let what = format!(
-                "create a folder in the temporary directory {} (choose another with --temp-dir)",
+                "create a folder in the temporary directory {} (choose another with {TEMP_DIR})",
                 temp_dir.display()
             );
             Error::io(what, e)
@@ -525,7 +526,7 @@ impl DrillFolder {
         let socket = folder.path().join(SOCKET);
         if socket.as_os_str().as_bytes().len() > LONGEST_SOCKET_PATH {
             return Err(Reason::Configuration.error(format!(
-                "{} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path: choose a shorter --temp-dir for the drill",
+                "{} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path: choose a shorter {TEMP_DIR} for the drill",
                 socket.display()
             )));
         }

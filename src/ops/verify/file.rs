@@ -6,6 +6,7 @@ use super::Verdict;
 use super::drill;
 use super::store::Level;
 use crate::base::duration;
+use crate::base::opt::MAX_AGE;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
@@ -76,7 +77,7 @@ pub fn run(
         .map(|created| (Utc::now() - created).max(chrono::TimeDelta::zero()));
     if options.max_age.is_some() && age.is_none() {
         return Err(Reason::Usage.error(format!(
-            "the name of {} tells no time, so its age is not known: leave out --max-age",
+            "the name of {} tells no time, so its age is not known: leave out {MAX_AGE}",
             file.name
         )));
     }

@@ -4,6 +4,7 @@
 //! can write to the store can write them. They hold no messages and no keys. `ops::verify` writes them, and
 //! `ops::status` reads them.
 
+use crate::base::opt::{ALL_CHAINS, ETCD_BINARY, NO_RECORD, Opt};
 use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
@@ -191,8 +192,8 @@ pub(super) fn save(
         && !record.covers(&last)
     {
         let (what, flag) = match last.drill_succeeded {
-            Some(false) => ("restore drill", "--etcd-binary"),
-            _ => ("verification of all chains", "--all-chains"),
+            Some(false) => ("restore drill", ETCD_BINARY),
+            _ => ("verification of all chains", ALL_CHAINS),
         };
         clock.warn(format!(
             "this verification is not recorded: {} tells of a {what} that failed at {}, and stays until {flag} has repeated it",
@@ -205,7 +206,7 @@ pub(super) fn save(
         Ok(()) => Some(record.level.path()),
         Err(e) => {
             clock.warn(format!(
-                "this verification is not recorded in {VERIFIED}/, so `deltafold status` does not know of it: {e}; allow the write, or give --no-record"
+                "this verification is not recorded in {VERIFIED}/, so `deltafold status` does not know of it: {e}; allow the write, or give {NO_RECORD}"
             ));
             None
         }
@@ -213,7 +214,7 @@ pub(super) fn save(
 }
 
 /// Returns the warning about a verification that a flag has bounded: a record tells of the whole newest chain.
-pub(super) fn not_recorded(flag: &str) -> String {
+pub(super) fn not_recorded(flag: Opt) -> String {
     format!("this verification is not recorded for `deltafold status`, because of {flag}")
 }
 

@@ -2,6 +2,7 @@
 //!
 //! The bytes are not changed.
 
+use crate::base::opt::THREADS;
 use crate::error::{Error, Result};
 use std::io::{self, Read};
 use std::sync::mpsc;
@@ -37,7 +38,7 @@ impl ThreadedReader {
         }
         std::thread::Builder::new()
             .spawn(move || fill_buffers(inner, &to_fill, &fill))
-            .map_err(|e| Error::io("start a thread (give fewer with --threads)", e))?;
+            .map_err(|e| Error::io(format!("start a thread (give fewer with {THREADS})"), e))?;
         Ok(ThreadedReader {
             filled,
             empty,

@@ -10,6 +10,7 @@ use crate::backup::codec;
 use crate::backup::frame::HASH_SIZE;
 use crate::backup::name::ENCRYPTED;
 use crate::backup::trust::Trust;
+use crate::base::opt::{ALLOW_PLAINTEXT, SNAPSHOT, STORE};
 use crate::base::read_all::for_each_piece;
 use crate::base::temp::TempFile;
 use crate::bolt::Database;
@@ -264,7 +265,7 @@ impl Opener<'_> {
             return Ok(());
         }
         Err(Reason::Untrusted.error(format!(
-            "{} is not encrypted although an age identity is given, so anybody who can write there may have made it: give --allow-plaintext if it is yours",
+            "{} is not encrypted although an age identity is given, so anybody who can write there may have made it: give {ALLOW_PLAINTEXT} if it is yours",
             self.name
         )))
     }
@@ -399,7 +400,7 @@ fn with_name(name: &str, e: Error) -> Error {
 
 /// Returns the error for a file that does not exist.
 fn no_file(name: &str) -> Error {
-    Reason::NoSnapshots.error(format!("there is no file {name}: check --snapshot"))
+    Reason::NoSnapshots.error(format!("there is no file {name}: check {SNAPSHOT}"))
 }
 
 /// Opens a file once, and returns its size in bytes. Fails if the path is not that of a regular file.
@@ -424,7 +425,7 @@ fn open_file(path: &Path) -> Result<(File, u64)> {
     }
     if !kind.is_file() {
         return Err(Reason::Usage.error(format!(
-            "--snapshot {} is not a regular file: copy its content to one first",
+            "{SNAPSHOT} {} is not a regular file: copy its content to one first",
             path.display()
         )));
     }
@@ -448,9 +449,9 @@ fn refuse_others(head: &[u8]) -> Result<()> {
     }
     let is_text = |b: &u8| b.is_ascii_graphic() || b.is_ascii_whitespace();
     match head.iter().find(|b| !b.is_ascii_whitespace()) {
-        Some(b'[') => Err(Error::corrupt(
-            "it is a delta snapshot, which holds events and no database: give the full snapshot that it follows, or the folder of both with --store",
-        )),
+        Some(b'[') => Err(Error::corrupt(format!(
+            "it is a delta snapshot, which holds events and no database: give the full snapshot that it follows, or the folder of both with {STORE}"
+        ))),
         Some(_) if head.iter().all(is_text) => Err(Error::corrupt(
             "it is a text, and a snapshot is a database of etcd: give the file that `etcdctl snapshot save` or another tool has written",
         )),

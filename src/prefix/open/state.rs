@@ -6,6 +6,7 @@ use super::database_file::DatabaseFile;
 use crate::backup::chain::{self, Chain, Choice, KnownBases, Link};
 use crate::backup::timeline::{self, Timeline};
 use crate::backup::{Snapshot, SnapshotName};
+use crate::base::opt::{REVISION, STORE, TIMELINE};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Base, Revision};
@@ -131,9 +132,9 @@ impl State {
     /// by it; `OutOfRange`.
     pub fn of_file(file: &OpenFile, request: &StateRequest) -> Result<State> {
         if request.timeline.is_some() {
-            return Err(
-                Reason::Usage.error("a plain snapshot file has no timelines: leave out --timeline")
-            );
+            return Err(Reason::Usage.error(format!(
+                "a plain snapshot file has no timelines: leave out {TIMELINE}"
+            )));
         }
         let name = file.name.clone();
         let base = file.snapshot.base;
@@ -142,14 +143,14 @@ impl State {
             At::Revision(r) if r >= base.first_revision() && r <= base.revision => r,
             At::Revision(r) => {
                 return Err(Reason::OutOfRange.error(format!(
-                    "{name} does not cover revision {r}: choose a --revision from {}",
+                    "{name} does not cover revision {r}: choose a {REVISION} from {}",
                     chain::show_ranges(&[(base.first_revision(), base.revision)])
                 )));
             }
             At::Time(time) if file.until == Some(time) => base.revision,
             At::Time(_) => {
                 return Err(Reason::Usage.error(
-                    "a plain snapshot file has no times: use --revision, a pattern with * that names the files of other times, or --store with deltas",
+                    format!("a plain snapshot file has no times: use {REVISION}, a pattern with * that names the files of other times, or {STORE} with deltas"),
                 ));
             }
         };
@@ -288,7 +289,7 @@ impl<'a> Opening<'a> {
         match others.first() {
             None => opened,
             Some(other) => Err(e.reason().error(format!(
-                "{e}; another history has this revision: --timeline {other}"
+                "{e}; another history has this revision: {TIMELINE} {other}"
             ))),
         }
     }
@@ -373,7 +374,7 @@ impl<'a> Opening<'a> {
                 }
             }
             (Some(before), _) => Err(damage.reworded(format!(
-                "{damage}; no other snapshots lead to revision {goal}: the newest revision before it that can be restored is {before}, give --revision {before}"
+                "{damage}; no other snapshots lead to revision {goal}: the newest revision before it that can be restored is {before}, give {REVISION} {before}"
             ))),
             (None, _) => Err(damage.reworded(format!(
                 "{damage}; no other snapshots lead to revision {goal}"

@@ -215,7 +215,7 @@ fn a_header_is_blamed_only_if_the_store_names_it() {
             "NotImplemented",
             condition,
             Some(WITHOUT_CONDITIONS),
-            "--lock-lease",
+            "lock-lease",
         ),
         (PLAIN, 501, "NotImplemented", condition, None, "store check"),
         (

@@ -4,6 +4,7 @@
 //! `flock` on a file beside the record makes reading, comparing and renaming one step.
 
 use crate::base::none_if_missing;
+use crate::base::opt::LOCK_LEASE;
 use crate::error::{Error, Reason, Result};
 use crate::store::Store;
 use crate::store::errors::{no_conditions, store_error};
@@ -124,7 +125,7 @@ impl ObjectRecord {
             Err(E::NotImplemented { .. } | E::NotSupported { .. }) => {
                 self.store.lacks_locks.store(true, Ordering::Relaxed);
                 Err(Reason::Configuration.error(format!(
-                    "cannot keep the lock {}: without conditional writes nothing in a store is a lock: use --lock-lease in Kubernetes",
+                    "cannot keep the lock {}: without conditional writes nothing in a store is a lock: use {LOCK_LEASE} in Kubernetes",
                     self.full
                 )))
             }
@@ -133,7 +134,7 @@ impl ObjectRecord {
                 let e = conditional_write_error(&self.store, &action, e).await;
                 Err(match e.reason() {
                     Reason::ObjectLocked => Reason::ObjectLocked.error(format!(
-                        "{e}: a lock must be overwritten, so it cannot live in an immutable bucket: use --lock-lease, or keep the backup in a bucket without a retention policy"
+                        "{e}: a lock must be overwritten, so it cannot live in an immutable bucket: use {LOCK_LEASE}, or keep the backup in a bucket without a retention policy"
                     )),
                     _ => e,
                 })
@@ -296,7 +297,7 @@ impl LockStore for FileRecord {
         if !self.root.keeps_names().map_err(self.failed("write"))? {
             self.lacks_locks.store(true, Ordering::Relaxed);
             return Err(Reason::Configuration.error(format!(
-                "cannot keep the lock {}: the file system has neither hard links nor RENAME_NOREPLACE, as a mounted bucket, so nothing in it is a lock: use --lock-lease in Kubernetes, or the bucket itself as the store (s3://, gs://, az://)",
+                "cannot keep the lock {}: the file system has neither hard links nor RENAME_NOREPLACE, as a mounted bucket, so nothing in it is a lock: use {LOCK_LEASE} in Kubernetes, or the bucket itself as the store (s3://, gs://, az://)",
                 self.full
             )));
         }

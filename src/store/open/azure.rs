@@ -3,6 +3,7 @@
 use super::builder::{self, Builder};
 use super::secret::{CredentialsOf, Secret};
 use super::{Family, Location, OpenConfig};
+use crate::base::opt::STORE_OPTION;
 use crate::error::{Error, Reason, Result};
 use crate::store::azure::{AccountServer, Azure, Conditional};
 use crate::store::exclude::{ExcludeTags, TagKind};
@@ -140,7 +141,7 @@ impl Builder for MicrosoftAzureBuilder {
     fn misconfigured(action: &str, e: object_store::Error) -> Error {
         if e.to_string().contains("Account must be specified") {
             Reason::Configuration.error(format!(
-                "cannot {action}: the storage account is missing: give --store-option account_name=NAME, or set AZURE_STORAGE_ACCOUNT_NAME (and account_key, or AZURE_STORAGE_ACCOUNT_KEY)"
+                "cannot {action}: the storage account is missing: give {STORE_OPTION} account_name=NAME, or set AZURE_STORAGE_ACCOUNT_NAME (and account_key, or AZURE_STORAGE_ACCOUNT_KEY)"
             ))
         } else {
             super::misconfigured(action, e)

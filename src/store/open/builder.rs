@@ -6,6 +6,7 @@
 
 use super::secret::{CredentialsOf, Secret, SecretDerived};
 use super::{CLIENT_KEYS, Family, Location, OpenConfig, certificates, check_endpoint, checked};
+use crate::base::opt::STORE_OPTION;
 use crate::error::{Error, Result};
 use crate::store::requests::Connector;
 use object_store::client::HttpConnector;
@@ -266,7 +267,7 @@ fn of_settings<B: Builder>(
         settings.push((key, value));
     }
     for (key, value) in &config.options {
-        let value = checked(&format!("--store-option {key}"), value)?;
+        let value = checked(&format!("{STORE_OPTION} {key}"), value)?;
         settings.push((key.clone(), value));
     }
     builder = builder.with_settings(location, settings)?;

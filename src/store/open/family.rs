@@ -51,10 +51,10 @@ impl Family {
     pub fn advice(scheme: &str) -> &'static str {
         match scheme {
             "oss" => {
-                "; OSS speaks S3's protocol: give s3://BUCKET/PREFIX, with --store-option endpoint=https://BUCKET.s3.oss-REGION.aliyuncs.com, virtual_hosted_style_request=true and region=oss-REGION"
+                "; OSS speaks S3's protocol: give s3://BUCKET/PREFIX, with {store-option} endpoint=https://BUCKET.s3.oss-REGION.aliyuncs.com, virtual_hosted_style_request=true and region=oss-REGION"
             }
             "http" | "https" => {
-                "; of a server with S3's protocol give s3://BUCKET/PREFIX, and its URL as --store-option endpoint=URL"
+                "; of a server with S3's protocol give s3://BUCKET/PREFIX, and its URL as {store-option} endpoint=URL"
             }
             _ => "",
         }

@@ -20,6 +20,7 @@ use super::folder::{FileMode, Folder};
 use super::listing;
 use super::requests::{Connector, DEFAULT_REQUESTS, MAX_REQUESTS, Requests};
 use super::retrying_client::RetryingClient;
+use crate::base::opt::{self, SNAPSHOT, STORE, STORE_OPTION, STORE_SECRET};
 use crate::base::shell;
 use crate::base::tls;
 use crate::error::{Error, Reason, Result};
@@ -105,7 +106,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
     let Some((scheme, rest)) = url.split_once("://") else {
         return match scheme_without_slashes(url) {
             Some(scheme) => Err(Reason::Usage.error(format!(
-                "--store {url} lacks the slashes: use {scheme}://… (a folder of this name is ./{url})"
+                "{STORE} {url} lacks the slashes: use {scheme}://… (a folder of this name is ./{url})"
             ))),
             None => open_local(url, url, options, handle),
         };
@@ -120,7 +121,7 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
         Some(Family::Local) => {
             let dir = local_folder(url).ok_or_else(|| {
                 Reason::Usage.error(format!(
-                    "--store {url} is not the URL of a local folder: write file:///folder"
+                    "{STORE} {url} is not the URL of a local folder: write file:///folder"
                 ))
             })?;
             open_local(&dir.to_string_lossy(), url, options, handle)
@@ -138,8 +139,8 @@ pub fn open(url: &str, options: &[(String, String)], handle: Handle) -> Result<S
             handle,
         ),
         None => Err(Reason::Usage.error(format!(
-            "--store {url}: \"{scheme}\" is no store deltafold knows: use s3://, gs://, az://, swift://, file:/// or a path{}",
-            Family::advice(scheme)
+            "{STORE} {url}: \"{scheme}\" is no store deltafold knows: use s3://, gs://, az://, swift://, file:/// or a path{}",
+            opt::fill(Family::advice(scheme))
         ))),
     }
 }
@@ -153,7 +154,7 @@ fn check_parts(scheme: &str, rest: &str) -> Result<()> {
         None => false,
     };
     if has_user || rest.contains('?') {
-        return Err(Reason::Usage.error("--store takes no user, password or query in its URL, and no ? in a name: give secrets by environment variables, --store-secret or --store-option"));
+        return Err(Reason::Usage.error(format!("{STORE} takes no user, password or query in its URL, and no ? in a name: give secrets by environment variables, {STORE_SECRET} or {STORE_OPTION}")));
     }
     Ok(())
 }
@@ -183,12 +184,12 @@ impl Location {
         // What is written there may be a password.
         let bucket = bucket.ok_or_else(|| {
             Reason::Usage.error(format!(
-                "--store {scheme}://… names no valid bucket: use {scheme}://bucket/prefix"
+                "{STORE} {scheme}://… names no valid bucket: use {scheme}://bucket/prefix"
             ))
         })?;
         let prefix = prefix_path(prefix, family).map_err(|problem| {
             Reason::Usage.error(format!(
-                "--store {url}: this prefix cannot be used: {problem}"
+                "{STORE} {url}: this prefix cannot be used: {problem}"
             ))
         })?;
         Ok(Location {
@@ -229,7 +230,7 @@ impl OpenConfig {
                     let most = whole_number(key, value)?;
                     if !(1..=MAX_REQUESTS as u64).contains(&most) {
                         return Err(Reason::Configuration.error(format!(
-                            "--store-option {key}={value}: give a number from 1 to {MAX_REQUESTS}"
+                            "{STORE_OPTION} {key}={value}: give a number from 1 to {MAX_REQUESTS}"
                         )));
                     }
                     config.requests = Requests::new(most as usize);
@@ -240,9 +241,9 @@ impl OpenConfig {
                 OPTION_CA_CERTIFICATE => {
                     let text = std::fs::read(value).map_err(|e| {
                         Reason::Configuration
-                            .error(format!("--store-option {key}={value} cannot be read: {e}"))
+                            .error(format!("{STORE_OPTION} {key}={value} cannot be read: {e}"))
                     })?;
-                    let source = format!("--store-option {key}={value}");
+                    let source = format!("{STORE_OPTION} {key}={value}");
                     config.certificates.extend(certificates(&text, &source)?);
                 }
                 _ => config.options.push((key.clone(), value.clone())),
@@ -344,7 +345,7 @@ fn checked(setting: &str, value: &str) -> Result<String> {
 
 fn flag(key: &str, value: &str) -> Result<bool> {
     value.parse().map_err(|_| {
-        Reason::Configuration.error(format!("--store-option {key}={value}: give true or false"))
+        Reason::Configuration.error(format!("{STORE_OPTION} {key}={value}: give true or false"))
     })
 }
 
@@ -354,7 +355,7 @@ fn one_of(key: &str, value: &str, allowed: &[&str]) -> Result<()> {
         Ok(())
     } else {
         Err(Reason::Configuration.error(format!(
-            "--store-option {key}={value}: give {}",
+            "{STORE_OPTION} {key}={value}: give {}",
             allowed.join(" or ")
         )))
     }
@@ -371,13 +372,13 @@ fn check_endpoint(setting: &str, endpoint: &str) -> Result<()> {
     // It may contain a password.
     let shown = if endpoint.contains('@') { "" } else { endpoint };
     Err(Reason::Configuration.error(format!(
-        "the store's {setting} \"{shown}\" is not the URL of a server: give --store-option {setting}=https://HOST:PORT, or http://HOST:PORT for a server without TLS"
+        "the store's {setting} \"{shown}\" is not the URL of a server: give {STORE_OPTION} {setting}=https://HOST:PORT, or http://HOST:PORT for a server without TLS"
     )))
 }
 
 fn whole_number(key: &str, value: &str) -> Result<u64> {
     value.parse().map_err(|_| {
-        Reason::Configuration.error(format!("--store-option {key}={value}: give a whole number"))
+        Reason::Configuration.error(format!("{STORE_OPTION} {key}={value}: give a whole number"))
     })
 }
 
@@ -537,7 +538,7 @@ pub fn likely_folder(url: &str) -> Option<String> {
 
 fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle) -> Result<Store> {
     if dir.is_empty() {
-        return Err(Reason::Usage.error("--store is empty: give a URL or a folder"));
+        return Err(Reason::Usage.error(format!("{STORE} is empty: give a URL or a folder")));
     }
     // Options for all object stores are ignored here, so that a user may set them for several stores at once.
     let ignored = [
@@ -553,7 +554,7 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
         .filter(|(k, _)| !ignored.contains(&k.as_str()));
     if let Some((key, _)) = others.next() {
         return Err(Reason::Configuration.error(format!(
-            "--store-option {key}: a local folder has no settings"
+            "{STORE_OPTION} {key}: a local folder has no settings"
         )));
     }
     let is_dir = std::fs::metadata(dir)
@@ -561,7 +562,7 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
             std::io::ErrorKind::NotFound => {
                 let meant = likely_folder(url).map_or_else(String::new, |d| format!("; did you mean {d}?"));
                 Reason::NoSnapshots.error(format!(
-                    "--store {url}: the folder does not exist; give the folder that holds v2/ (or v1/){meant}"
+                    "{STORE} {url}: the folder does not exist; give the folder that holds v2/ (or v1/){meant}"
                 ))
             }
             _ => Error::io(format!("open {dir}"), e),
@@ -570,7 +571,7 @@ fn open_local(dir: &str, url: &str, options: &[(String, String)], handle: Handle
     if !is_dir {
         let meant = likely_folder(url).map_or_else(String::new, |d| format!("; did you mean {d}?"));
         return Err(Reason::Usage.error(format!(
-            "--store {dir} is a file, and a single snapshot file is given with --snapshot: give the folder that holds v2/{meant}"
+            "{STORE} {dir} is a file, and a single snapshot file is given with {SNAPSHOT}: give the folder that holds v2/{meant}"
         )));
     }
     let folder = Folder::new(dir.into(), file_mode(options)?);
@@ -591,7 +592,7 @@ fn file_mode(options: &[(String, String)]) -> Result<FileMode> {
     };
     value
         .parse()
-        .map_err(|e| Reason::Configuration.error(format!("--store-option {key}={value}: {e}")))
+        .map_err(|e| Reason::Configuration.error(format!("{STORE_OPTION} {key}={value}: {e}")))
 }
 
 /// Returns the error for a builder that fails. Its reason is always `Configuration`: a retry cannot help.
@@ -611,6 +612,6 @@ fn config_key<K: FromStr<Err = object_store::Error>>(key: &str) -> Result<K> {
 
 fn no_such_setting(key: &str) -> Error {
     Reason::Configuration.error(format!(
-        "--store-option {key}: this store has no such setting; see docs/stores.md"
+        "{STORE_OPTION} {key}: this store has no such setting; see docs/stores.md"
     ))
 }

@@ -5,6 +5,7 @@
 
 use super::secret::{Secret, SecretDerived};
 use super::{Family, Location, OpenConfig, no_such_setting};
+use crate::base::opt::STORE;
 use crate::error::{Reason, Result};
 use crate::store::exclude::ExcludeTags;
 use crate::store::swift::{Login, Swift};
@@ -150,7 +151,7 @@ fn login_from(url: &str, options: &[(String, String)], secret: Option<&Secret>) 
             return secret.lacks_credentials(Family::Swift);
         }
         Reason::Configuration.error(format!(
-            "--store {url}: {missing}; see docs/stores.md for Swift's settings"
+            "{STORE} {url}: {missing}; see docs/stores.md for Swift's settings"
         ))
     })?;
     let urls = values.iter().filter(|(option, _)| option.ends_with("_url"));

@@ -15,6 +15,7 @@ use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::catalog::Snapshot;
 use crate::backup::chain::KnownBases;
 use crate::backup::timeline::Timeline;
+use crate::base::opt::TIMELINE;
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
@@ -37,7 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The flag that messages recommend if names alone cannot decide.
-const CHECKSUMS: &str = "--level checksums";
+const CHECKSUMS: &str = "{level} checksums";
 
 /// How thoroughly a backup is verified. Each level includes the ones before it.
 #[derive(
@@ -160,7 +161,7 @@ pub fn run(ctx: &Context, options: &Options) -> Result<Report<VerifiedBackup>> {
     let mut clock = ReportBuilder::start();
     let (mut outcome, failure) = decide_again([ctx], Purpose::Verify, || verify(ctx, options))?;
     if options.record && options.timeline.is_some() {
-        clock.warn(record::not_recorded("--timeline"));
+        clock.warn(record::not_recorded(TIMELINE));
     } else if options.record {
         outcome.recorded = record::save(
             &ctx.store,
