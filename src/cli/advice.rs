@@ -42,12 +42,16 @@ pub(super) fn write_options(args: &[OsString]) {
     let policy_words = args.iter().any(|arg| arg == "--policy-words");
     let command = args.get(1).map(|c| c.to_string_lossy().into_owned());
     let command = command.unwrap_or_default();
-    Opt::write_as(move |option| match (command.as_str(), option) {
+    Opt::write_as(move |option| written(&command, policy_words, option));
+}
+
+fn written(command: &str, policy_words: bool, option: &str) -> String {
+    match (command, option) {
         _ if policy_words => field_of(option),
         ("deleted", "revision" | "time") => "--since or --until".to_owned(),
         ("diff", "revision" | "time") => "--from or --to".to_owned(),
         _ => format!("--{option}"),
-    });
+    }
 }
 
 /// Returns an error with the usage of the innermost of these subcommands. Words after their names are ignored.
@@ -212,6 +216,24 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::opt;
+
+    #[test]
+    fn each_surface_writes_options_in_its_words() {
+        let mut flags = BTreeSet::new();
+        add_variables(&super::super::command(), &mut flags);
+        for option in opt::ALL {
+            let name = option.name();
+            let variable = format!("{OURS}{}", name.replace('-', "_").to_uppercase());
+            assert!(flags.contains(&variable), "no command has --{name}");
+        }
+        assert_eq!(written("gc", false, "allow-shrink"), "--allow-shrink");
+        assert_eq!(written("gc", true, "allow-shrink"), "allowShrink");
+        assert_eq!(written("restore", true, "data-dir"), "subPath");
+        for command in ["deleted", "diff"] {
+            assert!(!written(command, false, "revision").contains("--revision"));
+        }
+    }
 
     #[test]
     fn a_slip_in_a_variable_is_noticed_and_others_variables_are_not() {

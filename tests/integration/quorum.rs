@@ -155,7 +155,7 @@ fn peers_with_tls_cannot_be_told_without_its_files() {
             assert!(e.to_string().contains(says), "{e}");
         };
         let none = PeerOptions::default();
-        refused(&cluster, &none, "--peer-trusted-ca-file");
+        refused(&cluster, &none, "peer-trusted-ca-file");
         cluster.scheme = "http";
         refused(&cluster, &none, "https://");
         cluster.scheme = "https";
@@ -165,7 +165,7 @@ fn peers_with_tls_cannot_be_told_without_its_files() {
             trusted_ca_file: Some(file.to_owned()),
             ..PeerOptions::default()
         };
-        refused(&cluster, &with(&log), "--peer-trusted-ca-file");
+        refused(&cluster, &with(&log), "peer-trusted-ca-file");
         refused(&cluster, &with(Path::new("/nowhere")), "/nowhere");
         for i in 0..3 {
             cluster.stop(i);
