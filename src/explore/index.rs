@@ -183,9 +183,9 @@ impl Index {
 }
 
 /// Collects the versions of all keys.
-pub(super) struct Builder(Mutex<Found>);
+pub(super) struct Builder(Mutex<CollectedVersions>);
 
-struct Found {
+struct CollectedVersions {
     ids: HashMap<Box<[u8]>, u32>,
     entries: Vec<Entry>,
     /// For each full in the order of reading, the revision at and below which it has only the newest version of each key.
@@ -229,7 +229,7 @@ impl Builder {
     /// `Io`, `NoSpace`, `PermissionDenied`.
     pub(super) fn new(ctx: &Context) -> Result<Self> {
         let records = temp::Dir::new(&ctx.temp_dir, true).file()?;
-        Ok(Builder(Mutex::new(Found::new(records))))
+        Ok(Builder(Mutex::new(CollectedVersions::new(records))))
     }
 
     /// Ends the reading and returns the index. `prefix` is that of the API server.
@@ -352,9 +352,9 @@ impl Collect for Builder {
     }
 }
 
-impl Found {
+impl CollectedVersions {
     fn new(records: TempFile) -> Self {
-        Found {
+        CollectedVersions {
             ids: HashMap::new(),
             entries: Vec::new(),
             fulls: Vec::new(),
@@ -440,7 +440,7 @@ struct Absences {
 
 impl Absences {
     /// Takes the absences of a finished reading.
-    fn of(found: &mut Found) -> Self {
+    fn of(found: &mut CollectedVersions) -> Self {
         let mut all = std::mem::take(&mut found.absences);
         let fulls = found.fulls.len() as u32;
         for (key, last) in (0..).zip(&found.last) {
@@ -527,10 +527,10 @@ mod tests {
     #[test]
     fn fulls_that_repeat_the_keys_take_no_memory() {
         let records = temp::Dir::new(std::env::temp_dir(), false).file();
-        let mut found = Found::new(records.unwrap());
+        let mut found = CollectedVersions::new(records.unwrap());
         let kv = KeyValue::default();
         let time = ("", DateTime::UNIX_EPOCH);
-        let add = |found: &mut Found, key: u32, revision: i64, in_delta: bool| {
+        let add = |found: &mut CollectedVersions, key: u32, revision: i64, in_delta: bool| {
             let version = FoundVersion {
                 key: &key.to_be_bytes(),
                 revision: (Revision(revision), 0),

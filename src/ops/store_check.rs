@@ -133,11 +133,11 @@ fn wrong(what: &str) -> Error {
 }
 
 /// What a step saw: `None` if it worked, or why the store lacks it.
-type Seen = Result<Option<String>>;
+type StepResult = Result<Option<String>>;
 
-const WORKS: Seen = Ok(None);
+const WORKS: StepResult = Ok(None);
 
-fn lacks(why: impl Into<String>) -> Seen {
+fn lacks(why: impl Into<String>) -> StepResult {
     Ok(Some(why.into()))
 }
 
@@ -149,7 +149,7 @@ fn is_created(published: Published) -> Result<()> {
 }
 
 /// Writes an object in parts, asks for its name once more, and reads it by ranges.
-fn write_in_parts(store: &Store, path: &str) -> Seen {
+fn write_in_parts(store: &Store, path: &str) -> StepResult {
     let content: Vec<u8> = (0..TWO_PARTS).map(|i| (i % 251) as u8).collect();
     let write = || -> Result<Published> {
         let mut upload = Upload::new(store, path, content.len() as u64)?;
@@ -172,7 +172,7 @@ fn write_in_parts(store: &Store, path: &str) -> Seen {
 }
 
 /// Takes, renews and gives back a lock.
-fn lock(store: &Store) -> Seen {
+fn lock(store: &Store) -> StepResult {
     let word = crate::base::random::random_word();
     let name = format!("check-{word:016x}");
     let locked = || {
@@ -201,7 +201,7 @@ fn lock(store: &Store) -> Seen {
     }
 }
 
-fn are_gone(store: &Store, paths: &[String]) -> Seen {
+fn are_gone(store: &Store, paths: &[String]) -> StepResult {
     for path in paths {
         if store.exists(path)? {
             return Err(wrong("a deleted object is still there"));
@@ -211,7 +211,7 @@ fn are_gone(store: &Store, paths: &[String]) -> Seen {
 }
 
 /// Deletes objects by one request.
-fn delete_many(store: &Store, paths: &[String]) -> Seen {
+fn delete_many(store: &Store, paths: &[String]) -> StepResult {
     let mut deleted = Ok(());
     store.delete_all(paths, |_, result| {
         if let Err(e) = result {
@@ -293,7 +293,7 @@ impl Round {
     }
 
     /// Makes a step, unless one before it failed.
-    fn step(&mut self, ability: Ability, step: impl FnOnce() -> Seen) {
+    fn step(&mut self, ability: Ability, step: impl FnOnce() -> StepResult) {
         let (state, error) = match self.error {
             Some(_) => (AbilityState::NotTried, None),
             None => match step() {

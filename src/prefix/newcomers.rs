@@ -18,7 +18,7 @@ const SECONDS_OF_A_RUN: i64 = 5;
 
 /// The records and the snapshots that a writer knows, by their paths.
 #[derive(Debug, Default)]
-pub(crate) struct Seen(HashSet<String>);
+pub(crate) struct KnownNames(HashSet<String>);
 
 /// What a writer did not know.
 #[derive(Debug, Default)]
@@ -29,12 +29,12 @@ pub(crate) struct Newcomers {
     pub(crate) fulls: Vec<Snapshot>,
 }
 
-impl Seen {
+impl KnownNames {
     /// Knows what is in a catalog.
     pub(crate) fn of(catalog: &Catalog) -> Self {
         let snapshots = catalog.snapshots.iter().map(|s| s.path.clone());
         let records = catalog.walls.iter().map(|w| w.path.clone());
-        Seen(snapshots.chain(records).collect())
+        KnownNames(snapshots.chain(records).collect())
     }
 
     pub(crate) fn has(&self, path: &str) -> bool {

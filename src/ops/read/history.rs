@@ -115,7 +115,7 @@ impl History {
         key: &[u8],
         events: Option<&EventsOf<'_>>,
     ) -> Result<History> {
-        let found = Found {
+        let found = VersionsOfKey {
             sorter: Sorter::new(backup.context().temp(), SORT_BUFFER_BYTES),
             found_any: false,
             events: BTreeMap::new(),
@@ -179,10 +179,10 @@ impl History {
 struct VersionCollector<'k> {
     key: &'k [u8],
     events_of: Option<&'k EventsOf<'k>>,
-    found: Mutex<Found>,
+    found: Mutex<VersionsOfKey>,
 }
 
-struct Found {
+struct VersionsOfKey {
     sorter: Sorter,
     found_any: bool,
     /// By revision and number within the transaction.
@@ -214,7 +214,7 @@ impl Collect for VersionCollector<'_> {
     }
 }
 
-impl Found {
+impl VersionsOfKey {
     /// Adds a version of an Event object. Of too many, the oldest is dropped.
     fn add_event(&mut self, revision: (Revision, u32), time: Option<&str>, note: EventNote) {
         let event = self.events.entry(revision).or_insert(DatedEvent {
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn the_newest_events_are_kept_in_whatever_order_they_are_found() {
-        let mut found = Found {
+        let mut found = VersionsOfKey {
             sorter: Sorter::new(std::env::temp_dir().into(), SORT_BUFFER_BYTES),
             found_any: false,
             events: BTreeMap::new(),

@@ -13,7 +13,7 @@ use crate::etcd::feed::{Known, Likeness};
 use crate::mvcc::Revision;
 use crate::prefix::Context;
 use crate::prefix::last_saved::{self, Comparison, LastSaved};
-use crate::prefix::newcomers::{Newcomers, Seen, came_from, withdraw};
+use crate::prefix::newcomers::{KnownNames, Newcomers, came_from, withdraw};
 use crate::prefix::scan::{self, Depth, Scan, has_plain_snapshots};
 use crate::prefix::set_aside::{self, Purpose, decide_again, refuse_excluded_end};
 use crate::prefix::timeline_records;
@@ -40,7 +40,7 @@ pub(super) struct Saved<'a> {
     /// What the store held at its end, or why a full is needed; `None` if it was not read.
     contents: Option<Result<LastSaved, FullCause>>,
     /// The names that this session knows.
-    pub(super) seen: Seen,
+    pub(super) seen: KnownNames,
     /// The last listing for reports, and what this session has saved since; no snapshot depends on it.
     listing: Vec<ListedObject>,
     /// When that listing was made; `None` if one is due.
@@ -80,7 +80,7 @@ impl<'a> Saved<'a> {
             full: None,
             timeline_start: None,
             contents: None,
-            seen: Seen::default(),
+            seen: KnownNames::default(),
             listing: Vec::new(),
             listed: None,
             warnings: Vec::new(),
@@ -150,7 +150,7 @@ impl<'a> Saved<'a> {
     fn begin_at(&mut self, scan: &Scan) {
         let now = Utc::now();
         self.newest = NewestSnapshot::read(&scan.catalog, now);
-        self.seen = Seen::of(&scan.catalog);
+        self.seen = KnownNames::of(&scan.catalog);
         (self.full, self.timeline_start) = (None, None);
         let backup = BackupState::read(scan, now);
         match &backup {
