@@ -3,7 +3,7 @@
 //!
 //! JSON results are never shortened.
 
-use crate::base::{opt, printable};
+use crate::base::printable;
 use std::fmt::Display;
 
 /// The length of the longest list that is not shortened.
@@ -12,9 +12,9 @@ pub(crate) const WHOLE: usize = 10;
 pub(crate) const FIRST: usize = 3;
 
 /// The hint that the JSON result of the command holds the whole list.
-pub(crate) const IN_JSON: &str = "{output} json has all";
+pub(crate) const IN_JSON: &str = "--output json has all";
 /// The hint that the JSON result of `list` holds the whole list.
-pub(crate) const IN_LIST: &str = "`deltafold list {output} json` has all";
+pub(crate) const IN_LIST: &str = "`deltafold list --output json` has all";
 
 /// Formats a list with one item a line; the last line of a shortened list holds the last item and the number
 /// of omitted ones. `all_in` says where the whole list is.
@@ -57,7 +57,7 @@ pub(crate) fn more(others: usize, all_in: &str) -> String {
     let others = indicatif::HumanCount(others as u64);
     match all_in {
         "" => format!("{others} more"),
-        all_in => format!("{others} more: {}", opt::fill(all_in)),
+        all_in => format!("{others} more: {all_in}"),
     }
 }
 
@@ -70,15 +70,15 @@ mod tests {
         let items: Vec<usize> = (1..=8_322).collect();
         assert_eq!(lines(&items[..1], IN_JSON), ["1"]);
         assert_eq!(lines(&items[..WHOLE], IN_JSON).len(), WHOLE);
-        let expected = ["1", "2", "3", "… 11, 7 more: output json has all"];
+        let expected = ["1", "2", "3", "… 11, 7 more: --output json has all"];
         assert_eq!(lines(&items[..WHOLE + 1], IN_JSON), expected);
-        let expected = ["1", "2", "3", "… 8322, 8,318 more: output json has all"];
+        let expected = ["1", "2", "3", "… 8322, 8,318 more: --output json has all"];
         assert_eq!(lines(&items, IN_JSON), expected);
         assert!(lines(&items[..0], IN_JSON).is_empty());
 
         assert_eq!(line(&items[..2], ", ", ""), "1, 2");
         assert_eq!(line(&items, ", ", ""), "1, 2, 3 … 8322 (8,318 more)");
-        let expected = "1; 2; 3 … 8322 (8,318 more: `deltafold list output json` has all)";
+        let expected = "1; 2; 3 … 8322 (8,318 more: `deltafold list --output json` has all)";
         assert_eq!(line(&items, "; ", IN_LIST), expected);
     }
 }

@@ -46,8 +46,10 @@ pub(super) fn write_options(args: &[OsString]) {
 }
 
 fn written(command: &str, policy_words: bool, option: &str) -> String {
+    if let Some(field) = policy_words.then(|| field_of(option)).flatten() {
+        return field;
+    }
     match (command, option) {
-        _ if policy_words => field_of(option),
         ("deleted", "revision" | "time") => "--since or --until".to_owned(),
         ("diff", "revision" | "time") => "--from or --to".to_owned(),
         _ => format!("--{option}"),
@@ -230,6 +232,8 @@ mod tests {
         assert_eq!(written("gc", false, "allow-shrink"), "--allow-shrink");
         assert_eq!(written("gc", true, "allow-shrink"), "allowShrink");
         assert_eq!(written("restore", true, "data-dir"), "subPath");
+        // A policy cannot set it.
+        assert_eq!(written("list", true, "max-age"), "--max-age");
         for command in ["deleted", "diff"] {
             assert!(!written(command, false, "revision").contains("--revision"));
         }

@@ -1,6 +1,6 @@
 //! Results as text: a result says its blocks, and here they become a terminal's text.
 //!
-//! Here alone texts are escaped, so that nothing from a backup controls the terminal, and lines are wrapped at its width.
+//! Here the texts of results are escaped, so that nothing from a backup controls the terminal, and wrapped at its width.
 
 use super::print::size;
 use super::terminal::{self, Style, marked, width_of};

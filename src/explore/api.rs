@@ -9,7 +9,6 @@ use super::views::{
     Changes, Comparison, Density, Filter, Life, Objects, Search, Show, Shown, State as Tree,
     Window, revision_of, step,
 };
-use crate::base::opt::{SNAPSHOT, STORE};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::objects::EncryptionKeys;
@@ -213,7 +212,7 @@ struct Backup<'a> {
     /// The URL or path.
     name: String,
     /// The flag that names it: `--store` or `--snapshot`.
-    flag: String,
+    flag: &'static str,
     version: &'static str,
     /// `reading`, `ready` or `failed`.
     phase: &'static str,
@@ -240,8 +239,8 @@ async fn backup(State(shared): State<Arc<Shared>>) -> Response {
     Json(Backup {
         name: shared.backup.name(),
         flag: match shared.backup {
-            BackupLocation::File(..) => SNAPSHOT.to_string(),
-            _ => STORE.to_string(),
+            BackupLocation::File(..) => "--snapshot",
+            _ => "--store",
         },
         version: env!("CARGO_PKG_VERSION"),
         phase,

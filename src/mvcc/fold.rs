@@ -16,7 +16,7 @@ use super::change::{Change, state_after_record};
 use super::keys::{KeyState, Keys, Slot, SlotId};
 use crate::base::ReadAt;
 use crate::base::limits::Limits;
-use crate::base::opt::{DEEP, REVISION, TIMELINE};
+use crate::base::opt::{REVISION, TIMELINE};
 use crate::base::temp;
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
@@ -696,7 +696,7 @@ fn mismatch(
     }
     Reason::HistoryMismatch.error(format!(
         "the deltas do not continue the history before them: key {} {was}, and the next change (at revision {at} or after) {becomes}; \
-         the snapshots come from two histories: see `deltafold list {DEEP}`, and choose one with {TIMELINE}",
+         the snapshots come from two histories: see `deltafold list --deep`, and choose one with {TIMELINE}",
         show_key(key)
     ))
 }

@@ -4,7 +4,7 @@
 use crate::backup::chain;
 use crate::backup::timeline::{Timeline, overlaps};
 use crate::backup::{Catalog, Snapshot};
-use crate::base::opt::{self, ALL_CHAINS, DEEP, ENDPOINTS, LEVEL, SNAPSHOT, STORE, TIMELINE};
+use crate::base::opt::TIMELINE;
 use crate::base::shell;
 use crate::error::{Error, Reason};
 use crate::mvcc::Revision;
@@ -128,21 +128,19 @@ impl Finding {
 
     /// Sets the remedy of a finding about a store.
     pub(super) fn with_remedy_in_store(self, url: &str) -> Self {
-        let [all_chains, deep, endpoints, level, store] =
-            [ALL_CHAINS, DEEP, ENDPOINTS, LEVEL, STORE].map(|option| option.to_string());
         let flags: &[&str] = match (self.failure, self.reason) {
             (Some(Reason::NoSnapshots | Reason::Stale), _) => {
-                &["snapshot", "full", &endpoints, "URL"]
+                &["snapshot", "full", "--endpoints", "URL"]
             }
-            (Some(Reason::NotVerified), _) => &["verify", &level, "fold"],
+            (Some(Reason::NotVerified), _) => &["verify", "--level", "fold"],
             (Some(Reason::SetBack), _) => &["list"],
             (Some(Reason::InterleavedTimelines), _) | (None, "TimelinesUnverified") => {
-                &["list", &deep]
+                &["list", "--deep"]
             }
-            (Some(_), _) => &["verify", &all_chains],
+            (Some(_), _) => &["verify", "--all-chains"],
             (None, _) => return self,
         };
-        let words = [&["deltafold"], flags, &[&store, url]].concat();
+        let words = [&["deltafold"], flags, &["--store", url]].concat();
         let remedy = shell::command(words);
         let remedy = Some(remedy);
         Finding { remedy, ..self }
@@ -152,13 +150,7 @@ impl Finding {
     pub(super) fn with_remedy_of_files(self, path: &str) -> Self {
         let remedy = self.failure.map(|reason| match reason {
             Reason::NoSnapshots | Reason::Stale => "deltafold snapshot save FILE".to_owned(),
-            _ => shell::command([
-                "deltafold",
-                "verify",
-                &ALL_CHAINS.to_string(),
-                &SNAPSHOT.to_string(),
-                path,
-            ]),
+            _ => shell::command(["deltafold", "verify", "--all-chains", "--snapshot", path]),
         });
         Finding { remedy, ..self }
     }
@@ -203,7 +195,7 @@ pub(super) fn of_scan(ctx: &Context, scan: &Scan, deep_command: Option<&str>) ->
     if let Some(deep_command) = deep_command.filter(|_| !scan.doubtful.is_empty()) {
         let message = format!(
             "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {} to find out",
-            opt::fill(deep_command)
+            deep_command
         );
         let doubtful = paths(&scan.doubtful);
         findings.push(Finding::note("TimelinesUnverified", message, doubtful));
@@ -213,7 +205,7 @@ pub(super) fn of_scan(ctx: &Context, scan: &Scan, deep_command: Option<&str>) ->
     }
     for wall in scan.timelines.without_full(catalog) {
         let message = format!(
-            "another history begins here, and no full snapshot of it was saved: what follows is not used; the next snapshot is a full, and `{TIMELINE}` of the history before reads across this record"
+            "another history begins here, and no full snapshot of it was saved: what follows is not used; the next snapshot is a full, and {TIMELINE} of the history before reads across this record"
         );
         let finding = Finding::error(Reason::RevisionGap, message);
         findings.push(finding.about(vec![wall.path.clone()]));
@@ -263,7 +255,7 @@ pub(super) fn gap_after(
         "no snapshot has revisions {} in its name, but {} may hold more than its name says: use {} to find out",
         chain::show_ranges(&missing),
         s.path,
-        opt::fill(deep_command)
+        deep_command
     ))
 }
 

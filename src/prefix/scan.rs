@@ -7,9 +7,7 @@ use crate::backup::file_name::{is_hidden, is_snapshot_file, newest_pattern};
 use crate::backup::timeline::{self, Evidence, NamesOnly, Timeline, Timelines};
 use crate::backup::trust::{self, Untrusted};
 use crate::backup::{Catalog, ListedObject, SnapshotName};
-use crate::base::opt::{
-    AGE_IDENTITY, AGE_RECIPIENT, ALLOW_PLAINTEXT, FROM, FROM_SNAPSHOTS, SNAPSHOT, STORE, TO,
-};
+use crate::base::opt::{AGE_IDENTITY, AGE_RECIPIENT, ALLOW_PLAINTEXT, SNAPSHOT, STORE};
 use crate::base::{shell, shorten};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
@@ -311,14 +309,7 @@ pub(crate) fn untrusted_error(
 ) -> Error {
     let url = store.url();
     let cure = if untrusted.all_plain {
-        let copy = shell::command([
-            "deltafold",
-            "copy",
-            &FROM.to_string(),
-            url,
-            &TO.to_string(),
-            "STORE",
-        ]);
+        let copy = shell::command(["deltafold", "copy", "--from", url, "--to", "STORE"]);
         format!(
             "nothing there is encrypted: copy it to a new prefix with `{copy}`, with {AGE_RECIPIENT}"
         )
@@ -381,7 +372,7 @@ pub(crate) fn no_snapshots_error(
         let pattern = format!("{}/{pattern}", url.trim_end_matches('/'));
         let pattern = shell::word(&pattern);
         format!(
-            "{url} holds plain snapshot files, and no fulls and deltas: read the newest with {SNAPSHOT} {pattern}, or import them with `deltafold copy {FROM_SNAPSHOTS} {pattern} {TO} STORE`"
+            "{url} holds plain snapshot files, and no fulls and deltas: read the newest with {SNAPSHOT} {pattern}, or import them with `deltafold copy --from-snapshots {pattern} --to STORE`"
         )
     } else {
         let layout = url.trim_end_matches('/').rsplit_once('/');

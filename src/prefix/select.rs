@@ -7,7 +7,7 @@ use crate::backup::catalog::{EXCLUDED, Wall};
 use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Snapshot};
-use crate::base::opt::{DEEP, TIMELINE};
+use crate::base::opt::TIMELINE;
 use crate::base::time::rfc3339;
 use crate::base::{flag_values, shorten};
 use crate::error::{Error, Reason, Result};
@@ -93,7 +93,7 @@ pub(crate) fn timeline_of<'a>(
         && wanted.is_none()
     {
         return Err(e.reason().error(format!(
-            "{e}; without this snapshot the newest timeline is unknown: exclude the snapshot, or choose a {TIMELINE} that `deltafold list {DEEP}` shows"
+            "{e}; without this snapshot the newest timeline is unknown: exclude the snapshot, or choose a {TIMELINE} that `deltafold list --deep` shows"
         )));
     }
     let catalog = &scan.catalog;

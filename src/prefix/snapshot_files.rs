@@ -190,7 +190,7 @@ pub fn series(
     let text = pattern.text();
     if files.is_empty() {
         return Err(Reason::NoSnapshots.error(format!(
-            "no file is named like {text}: `deltafold list {STORE} {}` shows what is there",
+            "no file is named like {text}: `deltafold list --store {}` shows what is there",
             shell::word(&pattern.folder)
         )));
     }

@@ -235,7 +235,10 @@ fn every_call_fails(
             let (reason, message) = match &struck.run(&options) {
                 Ok(o) => (
                     o.reason(),
-                    o.failure.as_ref().map(Error::to_string).unwrap_or_default(),
+                    o.failure
+                        .as_ref()
+                        .map(ToString::to_string)
+                        .unwrap_or_default(),
                 ),
                 Err(e) => (Some(e.reason()), e.to_string()),
             };

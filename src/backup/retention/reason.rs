@@ -91,10 +91,10 @@ impl RetentionReason {
             Self::RestorableWindow => "a point within {restorable-window} needs it",
             Self::Pinned => "a pinned chain needs it",
             Self::InterleavedTimelines => {
-                "timelines interleave here, so it is unknown which snapshots are needed: see `deltafold list {deep}`"
+                "timelines interleave here, so it is unknown which snapshots are needed: see `deltafold list --deep`"
             }
             Self::Unreadable => {
-                "its timeline is in doubt and a snapshot that would tell cannot be read: see `deltafold list {deep}`"
+                "its timeline is in doubt and a snapshot that would tell cannot be read: see `deltafold list --deep`"
             }
             Self::RevisionGap => {
                 "by names no full leads to the end of its timeline, so it is unknown which snapshots are needed: see `deltafold list`"

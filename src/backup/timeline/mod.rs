@@ -17,7 +17,7 @@ mod tests;
 use crate::backup::catalog::{Catalog, Wall};
 use crate::backup::name::Kind;
 use crate::backup::survey::{Comparison, Continuity, Held};
-use crate::base::opt::{DEEP, TIMELINE};
+use crate::base::opt::TIMELINE;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use builder::Builder;
@@ -424,7 +424,7 @@ fn interleaved_error(catalog: &Catalog, t: &Timeline, u: &Timeline) -> Error {
     };
     Reason::InterleavedTimelines.error(format!(
         "two clusters write to this prefix: from revision {} on, timeline {} ({}) and timeline {} ({}) differ, and no timeline was written wholly after all others; \
-         stop one of the writers, see `deltafold list {DEEP}`, and choose with {TIMELINE}",
+         stop one of the writers, see `deltafold list --deep`, and choose with {TIMELINE}",
         divergence(t, u).unwrap_or_default(),
         t.id,
         paths(t, u),

@@ -3,28 +3,37 @@
 //!
 //! It works for every type that derives both; options that are not in such a type are added by `pod`.
 
+use super::super::api::{EtcdBackupPolicy, EtcdBackupTask};
 use crate::error::{Error, Result};
 use clap::{Arg, ArgAction, Args, Command};
+use kube::CustomResourceExt;
 use serde::Serialize;
 use serde_json::Value;
+use std::sync::LazyLock;
 
-/// Returns the field of a policy or a task that sets an option: `subPath` of `data-dir`.
-pub(crate) fn field_of(option: &str) -> String {
+/// Returns the field of a policy or a task that sets an option, such as `subPath` of `data-dir`; `None` if none does.
+pub(crate) fn field_of(option: &str) -> Option<String> {
+    /// All names of fields, in quotes.
+    static FIELDS: LazyLock<String> = LazyLock::new(|| {
+        let resources = [EtcdBackupPolicy::crd(), EtcdBackupTask::crd()];
+        serde_json::to_string(&resources).unwrap_or_default()
+    });
     let field = match option {
-        "age-identity" => "encryption.identitySecretRef",
-        "age-recipient" => "encryption.recipients",
-        "auth-secret" => "etcd.authSecretRef",
-        "data-dir" => "subPath",
-        "endpoints" => "etcd.endpoints",
-        "max-database-bytes" => "jobTemplate.maxDatabaseSize",
-        "max-value-bytes" => "jobTemplate.maxValueSize",
-        "store" => "store.url",
-        "store-option" => "store.options",
-        "temp-dir" => "jobTemplate.scratchSize",
-        "tls-secret" => "etcd.tlsSecretRef",
-        option => return camel_case(option),
+        "age-identity" => "encryption.identitySecretRef".to_owned(),
+        "age-recipient" => "encryption.recipients".to_owned(),
+        "auth-secret" => "etcd.authSecretRef".to_owned(),
+        "data-dir" => "subPath".to_owned(),
+        "endpoints" => "etcd.endpoints".to_owned(),
+        "max-database-bytes" => "jobTemplate.maxDatabaseSize".to_owned(),
+        "max-value-bytes" => "jobTemplate.maxValueSize".to_owned(),
+        "store" => "store.url".to_owned(),
+        "store-option" => "store.options".to_owned(),
+        "temp-dir" => "jobTemplate.scratchSize".to_owned(),
+        "tls-secret" => "etcd.tlsSecretRef".to_owned(),
+        option => camel_case(option),
     };
-    field.to_owned()
+    let is_field = field.contains('.') || FIELDS.contains(&format!("\"{field}\":"));
+    is_field.then_some(field)
 }
 
 /// Returns the arguments that set these options, in the order of their fields. The name of a field must be

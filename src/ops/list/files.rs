@@ -1,7 +1,6 @@
 //! The operation `list` of a folder of plain snapshot files.
 
 use crate::backup::file_name::{is_other_file, is_snapshot_file, newest_pattern, pattern_of};
-use crate::base::opt::SNAPSHOT;
 use crate::base::shell;
 use crate::error::{Reason, Result};
 use crate::fold::rebuild::read_every_page;
@@ -77,7 +76,7 @@ pub fn list(ctx: &Context, deep: bool) -> Result<Option<Report<ListedFiles>>> {
     }
     let folder = ctx.store.url().trim_end_matches('/');
     let pattern = format!("{folder}/{pattern}");
-    let command = ["deltafold", "verify", &SNAPSHOT.to_string(), &pattern];
+    let command = ["deltafold", "verify", "--snapshot", &pattern];
     Ok(Some(clock.report(ListedFiles {
         path: ctx.store.url().to_owned(),
         latest_revision: files.iter().filter_map(|f| f.revision).max(),

@@ -24,7 +24,7 @@ use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 
 /// The command that reads contents.
-pub(super) const DEEP: &str = "`deltafold list {deep}`";
+pub(super) const DEEP: &str = "`deltafold list --deep`";
 
 /// Without --deep, the locks of this many of the newest snapshots are read.
 const FEW: usize = 64;

@@ -12,7 +12,7 @@ use crate::backup::catalog::Wall;
 use crate::backup::chain::{self, Choice};
 use crate::backup::timeline::{NamesOnly, Timeline};
 use crate::backup::{Catalog, Snapshot};
-use crate::base::opt::{DATA_DIR, LEVEL, REVISION, SNAPSHOT, STORE, TIMELINE, VERIFIED_WITHIN};
+use crate::base::opt::VERIFIED_WITHIN;
 use crate::base::shell;
 use crate::base::time::utc;
 use crate::error::{Error, Reason, Result};
@@ -323,7 +323,7 @@ impl Collected {
                 None => "left at an unknown revision".to_owned(),
             };
             let message = format!(
-                "the cluster was set back before {}: timeline {} ends at revision {last}, and was {left}. If nobody did that on purpose, this restores its end: deltafold restore {STORE} {} {TIMELINE} {} {REVISION} {last} {DATA_DIR} DIR",
+                "the cluster was set back before {}: timeline {} ends at revision {last}, and was {left}. If nobody did that on purpose, this restores its end: deltafold restore --store {} --timeline {} --revision {last} --data-dir DIR",
                 utc(began),
                 old.id,
                 shell::word(ctx.store.url()),
@@ -414,7 +414,6 @@ impl Collected {
         let findings: Vec<Finding> = judgement.findings.into_iter().map(with_remedy).collect();
         let problems = self.problems.into_iter().map(with_remedy).collect();
         // A backup that was never read should be.
-        let [level, store, file] = [LEVEL, STORE, SNAPSHOT].map(|option| option.to_string());
         let read: Option<&[&str]> = match self.has_records {
             true if self
                 .records
@@ -423,8 +422,8 @@ impl Collected {
             {
                 None
             }
-            true => Some(&[&level, "fold", &store]),
-            false => Some(&[&file]),
+            true => Some(&["--level", "fold", "--store"]),
+            false => Some(&["--snapshot"]),
         };
         let read = read.map(|flags| {
             let words = [&["deltafold", "verify"], flags, &[location]].concat();

@@ -7,7 +7,7 @@
 use super::Verdict;
 use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::chain;
-use crate::base::opt::{ENDPOINTS, KEEP_HISTORY, REVISION, STORE, TIMELINE};
+use crate::base::opt::{ENDPOINTS, REVISION, STORE, TIMELINE};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::cluster::{Cluster, MemberHash};
 use crate::etcd::connect::Connector;
@@ -426,7 +426,7 @@ fn no_history(
     let message = match (covered, compact) {
         (false, _) => format!("the cluster is at revision {revision}; the backup: {e}"),
         (true, Revision::NONE) => format!(
-            "etcd was never compacted, but no full snapshot at or before revision {revision} holds all history, so the HashKVs cannot be compared: keep history with `deltafold compact {KEEP_HISTORY} all`, or take a full snapshot; if that does not help, check that {ENDPOINTS} are this backup's cluster"
+            "etcd was never compacted, but no full snapshot at or before revision {revision} holds all history, so the HashKVs cannot be compared: keep history with `deltafold compact --keep-history all`, or take a full snapshot; if that does not help, check that {ENDPOINTS} are this backup's cluster"
         ),
         (true, _) => format!(
             "etcd holds history from revision {compact} on, but every full snapshot at or before revision {revision} was compacted later: run again after etcd's next compaction, or take a full snapshot"
