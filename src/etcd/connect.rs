@@ -446,7 +446,7 @@ fn failure(
             folder.display()
         ),
         (Some(user), None) => format!(": check {USER} and {PASSWORD} (user {})", user.name),
-        (None, None) => format!(": etcd requires a user, give {USER} and {PASSWORD}").to_owned(),
+        (None, None) => format!(": etcd requires a user, give {USER} and {PASSWORD}"),
     };
     let has = |text: &str| message.contains(text);
     match code {

@@ -194,8 +194,7 @@ pub(super) fn of_scan(ctx: &Context, scan: &Scan, deep_command: Option<&str>) ->
     }
     if let Some(deep_command) = deep_command.filter(|_| !scan.doubtful.is_empty()) {
         let message = format!(
-            "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {} to find out",
-            deep_command
+            "revisions do not only grow in order of creation, because of two streams, a late compaction, or a forked history: use {deep_command} to find out"
         );
         let doubtful = paths(&scan.doubtful);
         findings.push(Finding::note("TimelinesUnverified", message, doubtful));
@@ -252,10 +251,9 @@ pub(super) fn gap_after(
     let last = last.unwrap_or(s.name.last);
     let missing = chain::missing(&scan.catalog, timeline, s.name.last, last);
     Reason::RevisionGap.error(format!(
-        "no snapshot has revisions {} in its name, but {} may hold more than its name says: use {} to find out",
+        "no snapshot has revisions {} in its name, but {} may hold more than its name says: use {deep_command} to find out",
         chain::show_ranges(&missing),
-        s.path,
-        deep_command
+        s.path
     ))
 }
 

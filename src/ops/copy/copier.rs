@@ -309,10 +309,9 @@ impl<'a> Copier<'a> {
             ));
         }
         if plan.backups > 0 && plan.backups_wanted == 0 {
-            self.warn(
-                format!("all backups are older than {MAX_BACKUP_AGE}: nothing is copied")
-                    .to_owned(),
-            );
+            self.warn(format!(
+                "all backups are older than {MAX_BACKUP_AGE}: nothing is copied"
+            ));
         }
         let useless: Vec<&str> = plan
             .objects

@@ -16,7 +16,7 @@ mod side_objects;
 use crate::backup;
 use crate::backup::catalog::{Catalog, SNAPSHOTS};
 use crate::backup::retention::{self, RetentionReason};
-use crate::base::opt::{self, ALLOW_SHRINK, RESTORABLE_WINDOW, SINGLE_WRITER, TIMEOUT};
+use crate::base::opt::{ALLOW_SHRINK, RESTORABLE_WINDOW, SINGLE_WRITER, TIMEOUT};
 use crate::base::parallel::each;
 use crate::base::{duration, plural};
 use crate::error::{Error, Reason, Result};
@@ -172,7 +172,7 @@ impl Object {
             bytes,
             decision,
             reason: reason.0,
-            explanation: opt::fill(&reason.1.into()).into(),
+            explanation: reason.1.into(),
             fate: None,
             locked_until: None,
             error: None,
@@ -351,7 +351,7 @@ fn add_plan_warnings(
         warnings.push(TAGS_UNREADABLE.to_owned());
     }
     if plan.why.contains(&RetentionReason::NoRecentFull) {
-        warnings.push(format!("the newest full that can be used is older than {RESTORABLE_WINDOW}: nothing is removed until there is a newer one").to_owned());
+        warnings.push(format!("the newest full that can be used is older than {RESTORABLE_WINDOW}: nothing is removed until there is a newer one"));
     }
     let is_future = |&i: &usize| plan.catalog.snapshots[i].name.created > now.timestamp();
     match plan.catalog.usable().filter(is_future).count() {

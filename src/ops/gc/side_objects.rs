@@ -4,6 +4,7 @@
 //! `ops::gc::plan` and `ops::gc::apply` decide on them, `ops::gc::apply` deletes them.
 
 use super::{Decision, Kind, Object};
+use crate::base::opt;
 use crate::prefix::side_objects::is_ours;
 use crate::store::UnfinishedUpload;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -28,8 +29,8 @@ impl SideReason {
     }
 
     /// Returns the reason's name, and a text.
-    pub(super) fn describe(self) -> (&'static str, &'static str) {
-        match self {
+    pub(super) fn describe(self) -> (&'static str, String) {
+        let (name, text) = match self {
             SideReason::BelongsToSnapshot => {
                 ("BelongsToSnapshot", "it belongs to a snapshot that is kept")
             }
@@ -47,7 +48,8 @@ impl SideReason {
                 "Abandoned",
                 "it belongs to an upload that was not completed",
             ),
-        }
+        };
+        (name, opt::fill(text))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Nothing is restored here.
 
-use super::{CHECKSUMS, Level, Verification};
+use super::{Level, Verification, deeper};
 use crate::backup::chain::{self, Chain, ChainSpan, Choice};
 use crate::backup::timeline::Timeline;
 use crate::error::{Reason, Result};
@@ -62,7 +62,7 @@ impl Verification<'_> {
                     }
                 }
                 Ok(Choice::ReadFirst(i)) => {
-                    let e = gap_after(self.scan, timeline, i, CHECKSUMS);
+                    let e = gap_after(self.scan, timeline, i, &deeper());
                     self.error(&e, Some(timeline), &[i]);
                     return Ok(());
                 }

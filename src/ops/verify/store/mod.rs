@@ -15,7 +15,7 @@ use super::record::{self, RecordLevel, VerificationRecord};
 use crate::backup::catalog::Snapshot;
 use crate::backup::chain::KnownBases;
 use crate::backup::timeline::Timeline;
-use crate::base::opt::TIMELINE;
+use crate::base::opt::{LEVEL, TIMELINE};
 use crate::error::{Error, Reason, Result};
 use crate::fold::rebuild::read_every_page;
 use crate::mvcc::Revision;
@@ -37,8 +37,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// The flag that messages recommend if names alone cannot decide.
-const CHECKSUMS: &str = "{level} checksums";
+/// The option that messages recommend if names alone cannot decide.
+fn deeper() -> String {
+    format!("{LEVEL} checksums")
+}
 
 /// How thoroughly a backup is verified. Each level includes the ones before it.
 #[derive(
@@ -302,8 +304,8 @@ impl<'a> Verification<'a> {
     /// Reports what the names show, and the problems that the scan has met.
     fn report_scan(&mut self) {
         let scan = self.scan;
-        let advice = (self.options.level == Level::Names).then_some(CHECKSUMS);
-        for finding in of_scan(self.ctx, scan, advice) {
+        let advice = (self.options.level == Level::Names).then(deeper);
+        for finding in of_scan(self.ctx, scan, advice.as_deref()) {
             self.findings.add(finding);
         }
         let snapshots = &scan.catalog.snapshots;
