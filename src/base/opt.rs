@@ -1,5 +1,6 @@
 //! The names of options in messages, which each surface writes in its own notation.
 
+use std::borrow::Cow;
 use std::fmt::{self, Display, Formatter};
 use std::sync::OnceLock;
 
@@ -33,12 +34,15 @@ impl Display for Opt {
 }
 
 /// Returns a text with options in place of `{temp-dir}` and the like, for texts that are constants.
-pub fn fill(text: &str) -> String {
-    let mut filled = text.to_owned();
-    for option in ALL {
-        let place = format!("{{{}}}", option.name());
-        if text.contains(&place) {
-            filled = filled.replace(&place, &option.to_string());
+pub fn fill(text: &str) -> Cow<'_, str> {
+    let mut filled = Cow::Borrowed(text);
+    // Most texts name none, and there is one for each object of a bucket.
+    let named = |name: &str| ALL.iter().find(|option| option.name() == name);
+    for place in text.split('{').skip(1) {
+        let name = place.split('}').next().unwrap_or_default();
+        if let Some(option) = named(name) {
+            let whole = filled.replace(&format!("{{{name}}}"), &option.to_string());
+            filled = Cow::Owned(whole);
         }
     }
     filled

@@ -309,12 +309,14 @@ impl Render for CopiedBackup {
         let mut text = Blocks::default();
         let (to, copied) = (&o.to, count(o.copied, "snapshot"));
         text.line(match o.status {
-            Status::NothingToDo if o.kept == 0 => {
+            Status::NothingToDo if o.failed == 0 && o.kept == 0 => {
                 format!(
                     "copied nothing to {to}: the source has no requested snapshot that can be used"
                 )
             }
-            Status::NothingToDo => format!("nothing to do: {to} has all requested snapshots"),
+            Status::NothingToDo if o.failed == 0 => {
+                format!("nothing to do: {to} has all requested snapshots")
+            }
             _ if o.dry_run => format!("would copy {copied} to {to}"),
             _ => format!("copied {copied} ({}) to {to}", size(o.bytes_written)),
         });

@@ -178,7 +178,6 @@ impl Blocks {
         blocks.verdict(style, verdict, "");
         let json = serde_json::to_string(&report.body).unwrap_or_default();
         let fields: Fields = serde_json::from_str(&json).unwrap_or_default();
-        let words = |name: &String| name.replace("hash_kv", "HashKV").replace('_', " ");
         for (name, value) in &fields {
             match value {
                 Json::Table(_) => {}
@@ -210,6 +209,11 @@ impl Blocks {
 }
 
 type Fields = IndexMap<String, Json>;
+
+/// The name of a field as words.
+fn words(name: &str) -> String {
+    name.replace("hash_kv", "HashKV").replace('_', " ")
+}
 
 /// A JSON value with the order of its fields.
 #[derive(Deserialize)]
@@ -252,7 +256,7 @@ impl Json {
                 for (name, value) in fields {
                     let text = value.cell(name).text();
                     if !text.is_empty() {
-                        parts.push(format!("{} {text}", name.replace('_', " ")));
+                        parts.push(format!("{} {text}", words(name)));
                     }
                 }
                 parts.join(", ").into()

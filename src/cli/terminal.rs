@@ -1,8 +1,7 @@
 //! Colour and width of the terminal.
 //!
 //! Whether there is colour is decided by anstream: NO_COLOR, CLICOLOR, CLICOLOR_FORCE and TERM. Text carries
-//! marks for its styles; [`render`] escapes the text and replaces the marks. `print`, `text`, `help` and `stream`
-//! results use it.
+//! marks for its styles; [`render`] escapes the text and replaces the marks.
 
 use crate::base::printable::escape_unsafe;
 use anstream::{AutoStream, ColorChoice};

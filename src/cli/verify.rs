@@ -252,9 +252,7 @@ impl Render for VerifiedBackup {
         text::add_findings(&o.findings, &mut text);
         let mut lines = Vec::new();
         for c in &o.chains {
-            let hash = c.hash_kv.zip(c.live_keys);
-            let hash =
-                hash.map(|(hash, keys)| format!(": HashKV {hash}, {}", count(keys, "live key")));
+            let hash = hash_text(c.hash_kv, c.live_keys).map(|hash| format!(": {hash}"));
             lines.push(format!(
                 "{} with {}, to revision {} on {}{}",
                 c.base,
@@ -293,8 +291,7 @@ impl Render for VerifiedFile {
             Level::Fold => "every byte, and by a fold",
         };
         add_verdict(o.status, &format!("{}, {how}", o.path), &mut text);
-        let hash = o.hash_kv.zip(o.live_keys);
-        let hash = hash.map(|(hash, keys)| format!(", HashKV {hash}, {}", count(keys, "live key")));
+        let hash = hash_text(o.hash_kv, o.live_keys).map(|hash| format!(", {hash}"));
         text.field(
             "holds",
             format!("revision {}{}", o.revision, hash.unwrap_or_default()),
@@ -304,6 +301,12 @@ impl Render for VerifiedFile {
         text.field("drill", o.drill.as_ref().map(drill_text));
         text
     }
+}
+
+/// The HashKV of a state and its live keys; `None` if they were not computed.
+fn hash_text(hash_kv: Option<u32>, live_keys: Option<u64>) -> Option<String> {
+    let (hash, keys) = (hash_kv?, count(live_keys?, "live key"));
+    Some(format!("HashKV {hash}, {keys}"))
 }
 
 fn drill_text(d: &Report<Drilled>) -> String {

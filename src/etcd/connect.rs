@@ -419,7 +419,7 @@ fn failure(
     let tls_advice = if text.contains("CertificateRequired") {
         check_tls(endpoint, options)
     } else {
-        opt::fill(CHECK_TLS)
+        opt::fill(CHECK_TLS).into_owned()
     };
     let E::GRpcStatus(status) = &e else {
         return match &e {
@@ -529,7 +529,7 @@ fn check_tls(endpoint: &str, options: &Endpoints) -> String {
                 ": the member may need a client certificate ({CERT} and {KEY} beside {CACERT}, or {TLS_SECRET}), or serve without TLS: check whether {ENDPOINTS} are https:// or http://"
             )
         }
-        (true, true) => opt::fill(CHECK_TLS),
+        (true, true) => opt::fill(CHECK_TLS).into_owned(),
     }
 }
 

@@ -128,7 +128,9 @@ fn revision_of(
             }
             Some(oldest) => {
                 let remedy = match &timeline.wall {
-                    Some(_) => format!("another history was live before: leave out {TIMELINE}"),
+                    Some(_) => {
+                        format!("another history was live before: leave out {TIMELINE}").into()
+                    }
                     None => opt::fill(REMOVED_BY_GC),
                 };
                 Reason::OutOfRange.error(format!(
@@ -153,7 +155,7 @@ fn revision_of(
             return Ok((revision, Some(warning)));
         }
         let cause = match &timeline.wall {
-            Some(_) => "they may be of another history, or were removed by `gc`".to_owned(),
+            Some(_) => "they may be of another history, or were removed by `gc`".into(),
             None => opt::fill(REMOVED_BY_GC),
         };
         return Err(Reason::RevisionGap.error(format!(

@@ -17,7 +17,7 @@ pub(super) enum Kind {
     Read,
     /// A whole object.
     Write,
-    /// It begins an upload, or sends a part of it.
+    /// The beginning of an upload, or a part of it.
     Part,
     /// The end of an upload, which gives the object its name.
     Complete,

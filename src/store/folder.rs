@@ -1,9 +1,9 @@
 //! Files below a local folder, without following symbolic links, and with the mode that the user gives.
 //!
 //! Other users may write to the folder, and may put a link there between two calls. So no path is checked first and
-//! opened later: the kernel resolves each path below the root's descriptor and refuses links (`openat2`). Names are
-//! given and removed relative to the descriptor of their folder, where the last part of a path is never followed. The
-//! root itself and the folders above it may be links, and what is mounted below the root is followed.
+//! opened later: the kernel resolves each path below the root's descriptor and refuses links (`openat2`). A name is
+//! given or removed relative to the descriptor of its folder. The kernel does not follow a link in the last part of
+//! such a path. The root itself and the folders above it may be links. Mounts below the root are followed.
 
 use super::staging::{STAGING, temporary_path};
 use super::{ObjectInfo, listing};

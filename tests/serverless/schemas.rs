@@ -52,7 +52,7 @@ fn schemas_describe_every_field() {
         }
     }
     let all = schema::all();
-    check(&all, "");
+    check(all, "");
     let real: Vec<&str> = Reason::ALL.iter().map(|r| r.as_str()).collect();
     assert_eq!(all["$defs"]["Reason"]["enum"], json!(real));
 }

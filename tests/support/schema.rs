@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 use super::manifests::read;
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::Value;
 
 /// Returns docs/reference/schemas.json, which a unit test of the library writes and compares.
-pub fn all() -> Value {
-    serde_json::from_str(&read("docs/reference/schemas.json")).expect("JSON")
+pub fn all() -> &'static Value {
+    static ALL: LazyLock<Value> =
+        LazyLock::new(|| serde_json::from_str(&read("docs/reference/schemas.json")).expect("JSON"));
+    &ALL
 }
 
 /// Returns the names of the commands' schemas, and that of the termination message.
 pub fn names() -> Vec<String> {
-    let all = all();
-    let names = all["$defs"].as_object().expect("schemas").keys();
+    let names = all()["$defs"].as_object().expect("schemas").keys();
     names
         .filter(|name| name.starts_with(char::is_lowercase))
         .cloned()
@@ -36,7 +37,7 @@ impl Schema {
         let location = "https://deltafold.invalid/schemas.json";
         let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
         compiler.enable_format_assertions();
-        let added = compiler.add_resource(location, all());
+        let added = compiler.add_resource(location, all().clone());
         added.unwrap_or_else(|e| panic!("{name}: {e}"));
         let index = compiler.compile(&format!("{location}#/$defs/{name}"), &mut schemas);
         let index = index.unwrap_or_else(|e| panic!("{name}: {e:#}"));

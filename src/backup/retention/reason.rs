@@ -124,7 +124,7 @@ impl RetentionReason {
                 "excluded by a user, and older than everything that the policy keeps"
             }
         };
-        opt::fill(text).into()
+        opt::fill(text)
     }
 }
 

@@ -163,7 +163,7 @@ impl Allowed {
                 && image != settings.image
                 && !prefixes.any(|prefix| is_below(image, prefix))
             {
-                problems.push(opt::fill(refusal));
+                problems.push(opt::fill(refusal).into_owned());
             }
         }
         problems
@@ -178,7 +178,9 @@ impl Allowed {
         let violated = self
             .active(rules)
             .filter(|rule| (rule.is_requested)(object));
-        violated.map(|rule| opt::fill(rule.message)).collect()
+        violated
+            .map(|rule| opt::fill(rule.message).into_owned())
+            .collect()
     }
 
     /// Returns the rules that still apply: those whose flag was not given.

@@ -80,7 +80,7 @@ impl Copier<'_> {
                     }
                     o.bytes_written += imported.bytes;
                     let message = match imported.reason {
-                        CopyReason::TooOld => "the target has a newer full".to_owned(),
+                        CopyReason::TooOld => "the target has a newer full".into(),
                         reason => reason.describe(),
                     };
                     let reason = imported.reason.as_str();

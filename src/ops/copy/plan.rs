@@ -11,6 +11,7 @@ use crate::mvcc::Revision;
 use clap::Args;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use strum::IntoStaticStr;
@@ -136,7 +137,7 @@ impl CopyReason {
     }
 
     /// Returns the reason as human-readable text.
-    pub fn describe(self) -> String {
+    pub fn describe(self) -> Cow<'static, str> {
         let text = match self {
             CopyReason::Wanted => "it is not in the target",
             CopyReason::AlreadyThere => "the target has it",

@@ -83,7 +83,7 @@ impl Copier<'_> {
         result: Option<CopyResult>,
         failures: &mut Vec<Error>,
     ) -> (CopyStatus, &'static str, String) {
-        let as_planned = |status| (status, p.reason.as_str(), p.reason.describe().to_owned());
+        let as_planned = |status| (status, p.reason.as_str(), p.reason.describe().into_owned());
         let e = match (p.decision, result) {
             (Decision::Keep, _) => return as_planned(CopyStatus::Kept),
             (Decision::Skip, _) => return as_planned(CopyStatus::Skipped),

@@ -8,6 +8,7 @@ use crate::base::opt;
 use crate::prefix::side_objects::is_ours;
 use crate::store::UnfinishedUpload;
 use chrono::{DateTime, TimeDelta, Utc};
+use std::borrow::Cow;
 
 /// Why a note, an exclusion mark or a temporary object is kept or deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +30,7 @@ impl SideReason {
     }
 
     /// Returns the reason's name, and a text.
-    pub(super) fn describe(self) -> (&'static str, String) {
+    pub(super) fn describe(self) -> (&'static str, Cow<'static, str>) {
         let (name, text) = match self {
             SideReason::BelongsToSnapshot => {
                 ("BelongsToSnapshot", "it belongs to a snapshot that is kept")

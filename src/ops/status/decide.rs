@@ -1,6 +1,6 @@
 //! Decides whether a backup is healthy: a pure function of facts, options and the time.
 //!
-//! It reads nothing and does not know where the facts are from.
+//! The decision reads nothing: the facts come from its caller.
 
 use crate::base::duration::{self, parse_above_zero};
 use crate::base::opt::{MAX_AGE, VERIFIED_WITHIN};
