@@ -2,6 +2,7 @@
 //!
 //! The controller itself is `controller::run`.
 
+use super::parse::check;
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
 use crate::controller::jobs::{Allowed, Settings};
@@ -93,7 +94,10 @@ impl ControllerArgs {
         ];
         let options = Options {
             decide: decide::Options {
-                settings: Settings::new(self.job_image.clone()),
+                settings: Settings {
+                    check_command: check,
+                    ..Settings::new(self.job_image.clone())
+                },
                 namespaces: self.namespace.clone(),
                 allowed: self.allowed.clone(),
                 compactions: self.compaction_workers > 0,

@@ -1,9 +1,8 @@
 //! Parsing: the command line with an environment variable for each flag.
 //!
-//! `main` in `cli` calls [`parse`]; the controller's tests check the arguments of Jobs with [`check`].
+//! `main` in `cli` calls [`parse`]; the controller checks the arguments of Jobs with [`check`].
 
 use super::{Cli, advice, command, help};
-use crate::error::{Reason, Result};
 use clap::builder::Resettable;
 use clap::{Arg, ArgMatches, FromArgMatches};
 use std::ffi::OsString;
@@ -116,16 +115,18 @@ fn variable_of(arg: &Arg) -> Option<String> {
 }
 
 /// Checks that the program accepts this command line. The program's name is not part of `args`.
+/// Variables of the environment do not count.
 ///
 /// # Errors
-/// `Usage`, with what is wrong.
-pub fn check(args: &[String]) -> Result<()> {
-    let args: Vec<OsString> = std::iter::once("deltafold")
-        .chain(args.iter().map(String::as_str))
-        .map(OsString::from)
-        .collect();
-    match parse(&args) {
-        Ok(_) => Ok(()),
-        Err(e) => Err(Reason::Usage.error(e.to_string())),
-    }
+/// With clap's sentence.
+pub fn check(args: &[String]) -> Result<(), String> {
+    let args = std::iter::once("deltafold").chain(args.iter().map(String::as_str));
+    let parsed = command().try_get_matches_from(args);
+    let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.map(drop).map_err(|e| {
+        let text = e.to_string();
+        let sentence = text.lines().take_while(|line| !line.is_empty());
+        let words: Vec<&str> = sentence.flat_map(str::split_whitespace).collect();
+        words.join(" ").trim_start_matches("error: ").to_owned()
+    })
 }

@@ -71,7 +71,7 @@ pub(super) struct RestoreArgs {
 
 impl RestoreArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        let time = self.options.shared.point.time;
+        let time = self.options.point.time;
         let mut backups = Vec::new();
         match &self.file.snapshot {
             Some(file) => {

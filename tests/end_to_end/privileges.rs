@@ -5,7 +5,9 @@ use super::tenants::{idle, is_seen, scheduled, wait_not_ready, wait_ready};
 use crate::support::controller::Controller;
 use crate::support::kube::Api;
 use crate::support::kubelet::{Kubelet, Plan, done};
-use crate::support::namespace::{NO_ELECTION, PATIENCE, POLICIES, TestNamespace, shown, until};
+use crate::support::namespace::{
+    NO_ELECTION, PATIENCE, POLICIES, TASKS, TestNamespace, shown, until,
+};
 use crate::support::object_recorder::Running;
 use crate::support::proxy::Proxy;
 use reqwest::Method;
@@ -100,6 +102,22 @@ async fn privileges_need_a_flag() {
         let rejected = space.wait_task(&task, "Rejected").await;
         assert_eq!(rejected["status"]["lastErrors"][0]["code"], "NotAllowed");
     }
+    // Options that are no fields are read as the Job would read them.
+    let mut object = scheduled("args", "s3://bucket/args");
+    object["spec"]["retention"] = json!({"args": ["--keep-hourly=many"]});
+    space.apply(POLICIES, object).await;
+    let message = wait_not_ready(&space, "args", "SpecInvalid").await;
+    let expected = "spec.retention.args: invalid value 'many' for '--keep-hourly <N>'";
+    assert!(message.contains(expected), "{message}");
+    let spec = json!({"policy": "fine", "type": "Verify", "args": ["--store=s3://other"]});
+    space
+        .apply(
+            TASKS,
+            json!({"metadata": {"name": "other-store"}, "spec": spec}),
+        )
+        .await;
+    let rejected = space.wait_task("other-store", "Rejected").await;
+    assert_eq!(rejected["status"]["lastErrors"][0]["code"], "SpecInvalid");
     assert_eq!(space.jobs.ever().len(), 0, "a Job was made");
     assert_eq!(running.cron_jobs.ever().len(), 0, "a CronJob was made");
 

@@ -89,18 +89,12 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
         (
             &["snapshot"],
             "OnDemandSnapshot",
-            json!({"onDemandSnapshot": {"type": "full", "final": false, "takeOver": false}}),
+            json!({"onDemandSnapshot": {"type": "full", "final": false}}),
         ),
         (
-            &[
-                "OnDemandSnapshot",
-                "--type",
-                "full",
-                "--final",
-                "--take-over",
-            ],
+            &["OnDemandSnapshot", "--type", "full", "--final"],
             "OnDemandSnapshot",
-            json!({"onDemandSnapshot": {"type": "full", "final": true, "takeOver": true}}),
+            json!({"onDemandSnapshot": {"type": "full", "final": true}}),
         ),
         (&["compaction"], "OnDemandCompaction", Value::Null),
         (
@@ -155,11 +149,6 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
                 "t",
                 "--initial-advertise-peer-urls",
                 "http://a:2380",
-                "--bump-revision",
-                "9",
-                "--mark-compacted",
-                "--if-needed",
-                "sanity",
                 "--run-as-user",
                 "1000",
             ],
@@ -172,16 +161,13 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
                 "initialCluster": "a=http://a:2380",
                 "initialClusterToken": "t",
                 "initialAdvertisePeerUrls": "http://a:2380",
-                "bumpRevision": 9,
-                "markCompacted": true,
-                "ifNeeded": "sanity",
                 "runAsUser": 1000,
             }}),
         ),
         (
             &["restore", "--claim", "data", "--revision", "41"],
             "Restore",
-            json!({"restore": {"claimName": "data", "revision": 41, "markCompacted": false}}),
+            json!({"restore": {"claimName": "data", "revision": 41}}),
         ),
         (
             &["verify", "--level", "fold", "--against-cluster"],
@@ -213,7 +199,16 @@ async fn tasks_of_each_type_are_created_as_asked_for() {
         let spec = cluster.must_get(TASKS, name).await["spec"].clone();
         assert_eq!(spec["config"], config, "{args:?}");
         assert_eq!(spec["ttlSecondsAfterFinished"], 3600);
+        assert_eq!(spec["args"], Value::Null);
     }
+    let own = [
+        "task", "create", "restore", "--policy", "main", "--claim", "data", "--",
+    ];
+    let args = ["--if-needed=sanity", "--mark-compacted"];
+    let (code, name, stderr) = run(&cluster, &[&own[..], &args].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let task = cluster.must_get(TASKS, name.trim()).await;
+    assert_eq!(task["spec"]["args"], json!(args));
     // The text output is only the name; what follows is said beside it.
     let named = [
         "task",

@@ -449,21 +449,18 @@ fn the_tasks_are_some() {
     let tasks: Vec<EtcdBackupTask> = tasks.collect();
     let types: Vec<TaskType> = tasks.iter().map(|t| t.spec.type_).collect();
     assert_eq!(types, [TaskType::Restore, TaskType::OnDemandSnapshot]);
-    let restore = tasks[0]
-        .spec
-        .config
-        .clone()
-        .unwrap()
-        .restore
-        .unwrap()
-        .wanted;
+    let restore = tasks[0].spec.config.clone().unwrap().restore.unwrap();
     let all = restore.membership.initial_cluster.unwrap();
     assert_eq!(all.split(',').count(), MEMBERS);
     let own = restore.membership.initial_advertise_peer_urls.unwrap();
     let own = format!("{}={own}", restore.membership.name.unwrap());
     assert!(all.split(',').any(|member| member == own), "{all}");
-    assert_eq!(restore.bump_revision, Some(BUMP));
-    assert!(restore.mark_compacted && restore.membership.initial_cluster_token.is_some());
+    let args = [
+        format!("--bump-revision={BUMP}"),
+        "--mark-compacted".to_owned(),
+    ];
+    assert_eq!(tasks[0].spec.args, args);
+    assert!(restore.membership.initial_cluster_token.is_some());
     let mut lines = by_hand.iter().flat_map(|b| &b.lines);
     assert!(lines.any(|l| l.contains(&format!("--bump-revision {BUMP} --mark-compacted"))));
 }

@@ -76,6 +76,10 @@ struct CommonArgs {
     /// Name of the task [default: the policy's name, the type and a random suffix]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     task_name: Option<String>,
+    /// Further options of the command that the Job runs, such as `-- --mark-compacted --bump-revision 1000000000` of a
+    /// restore; docs/controller.md lists them
+    #[arg(last = true, value_name = "OPTION")]
+    args: Vec<String>,
     /// Fail if no Pod of the task has started after this time [default: 10m]
     #[arg(long, value_name = "DURATION", value_parser = clap::value_parser!(TextValue<Span>))]
     start_deadline: Option<TextValue<Span>>,
@@ -240,6 +244,7 @@ impl CreateType {
             policy: common.policy.clone(),
             type_,
             config,
+            args: common.args.clone(),
             start_deadline: common.start_deadline.clone(),
             ttl_seconds_after_finished: ttl
                 .map_err(|_| Reason::Usage.error("--ttl is too long"))?,

@@ -236,6 +236,7 @@ mod tests {
             policy: "main".to_owned(),
             type_: TaskType::Verify,
             config: None,
+            args: Vec::new(),
             start_deadline: None,
             ttl_seconds_after_finished: None,
         };

@@ -157,6 +157,10 @@ pub struct SnapshotSpec {
     #[schemars(length(min = 1, max = 200))]
     #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9.]*[-a-z0-9])?$')").message("cannot begin the name of a Lease"))]
     pub lease_prefix: Option<String>,
+    /// Further options of `deltafold snapshot`, as on the command line
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub args: Vec<String>,
 }
 
 /// The thresholds that start a compaction: the deltas are folded into a new full snapshot.
@@ -189,6 +193,10 @@ pub struct CompactionSpec {
     /// Resources of a compaction's container [default: those of jobTemplate]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
+    /// Further options of `deltafold compact`, as on the command line
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub args: Vec<String>,
 }
 
 impl Default for CompactionSpec {
@@ -202,6 +210,7 @@ impl Default for CompactionSpec {
             active_deadline: TextValue::of("3h"),
             history: History::default(),
             resources: None,
+            args: Vec::new(),
         }
     }
 }
@@ -218,6 +227,10 @@ pub struct RetentionSpec {
     #[schemars(length(min = 1, max = 128))]
     #[x_kube(validation = schedule_rule())]
     pub schedule: String,
+    /// Further options of `deltafold gc`, as on the command line
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub args: Vec<String>,
 }
 
 fn collect_every_six_hours() -> String {
@@ -241,6 +254,10 @@ pub struct VerifySpec {
     /// Also restore the backup and start an etcd on the result; the level is then fold
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drill: Option<DrillSpec>,
+    /// Further options of `deltafold verify`, as on the command line
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub args: Vec<String>,
 }
 
 /// The restore drill of each verification.
@@ -263,6 +280,10 @@ pub struct MaintenanceSpec {
     /// The work to do
     #[serde(flatten)]
     pub upkeep: Upkeep,
+    /// Further options of `deltafold maintain`, as on the command line
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub args: Vec<String>,
 }
 
 /// Settings of the Jobs and their Pods.

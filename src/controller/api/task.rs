@@ -9,8 +9,8 @@ use crate::base::{Span, TextValue};
 use crate::ops::compact::History;
 use crate::ops::copy::plan::CopyLimits;
 use crate::ops::maintain::Upkeep;
-use crate::ops::restore::SharedOptions;
-use crate::ops::snapshot::Marks;
+use crate::ops::options::Point;
+use crate::ops::restore::Membership;
 use crate::ops::verify::store::Thoroughness;
 use chrono::{DateTime, Utc};
 use clap::builder::NonEmptyStringValueParser;
@@ -68,6 +68,10 @@ pub struct EtcdBackupTaskSpec {
     /// Configuration of the task. Only the field for the type may be set
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<TaskConfig>,
+    /// Further options of the command that the Job runs, as on the command line, instead of the args of the policy
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub args: Vec<String>,
     /// Fail if no Pod of the task has started after this time [default: 10m]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_deadline: Option<TextValue<Span>>,
@@ -153,10 +157,10 @@ pub struct OnDemandSnapshotConfig {
     #[arg(long = "type", value_name = "TYPE", default_value = "full")]
     #[serde(rename = "type")]
     pub type_: SnapshotType,
-    /// Properties of the snapshot
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub marks: Marks,
+    /// Mark the snapshot as final: the last one of a cluster that is shut down
+    #[arg(long = "final", value_parser = yes_or_no)]
+    #[serde(default, rename = "final")]
+    pub is_final: bool,
 }
 
 /// The kind of a snapshot.
@@ -220,7 +224,6 @@ pub struct WaitForFinalSnapshot {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!(has(self.revision) && has(self.time))").message("give either revision or time"),
-    validation = Rule::new("has(self.bumpRevision) == (has(self.markCompacted) && self.markCompacted)").message("bumpRevision and markCompacted belong together: give both, or neither"),
     validation = Rule::new("!has(self.subPath) || !self.subPath.split('/').exists(p, p == '.' || p == '..')").message("subPath must be below the root of the volume, without . and ..")
 )]
 pub struct RestoreConfig {
@@ -233,10 +236,14 @@ pub struct RestoreConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"))]
     pub sub_path: Option<String>,
-    /// The state and the member to restore
+    /// The state to restore
     #[command(flatten)]
     #[serde(flatten)]
-    pub wanted: SharedOptions,
+    pub point: Point,
+    /// The member to restore
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub membership: Membership,
     /// ID of the user and group that own the restored files [default: 65532]
     #[arg(long, value_name = "UID", value_parser = clap::value_parser!(i64).range(0..=2_147_483_647))]
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -241,7 +241,7 @@ impl<'f> Decider<'f> {
         let context = AdmissionContext {
             policy: self.policy(),
             backup_not_ready: health.map(|h| h.backup_ready.message.as_str()),
-            not_allowed: &|task| self.options.allowed.task_problems(task),
+            options: self.options,
         };
         let mut admissions = task_queue::admit(&self.facts.tasks, &context, self.now)?;
         let mut all_progress = Vec::new();

@@ -29,7 +29,7 @@ const SET_BACK_AGE: TimeDelta = TimeDelta::days(1);
 /// The reason, and the condition, of a policy that needs a flag of the controller which is not given.
 pub const NOT_ALLOWED: &str = "NotAllowed";
 /// The reason of a policy whose spec makes no sense, so that no Jobs can be built.
-const INVALID: &str = "SpecInvalid";
+pub const INVALID: &str = "SpecInvalid";
 
 /// Returns why the controller must not carry out a policy, if there is a reason.
 pub fn impediment(policy: &EtcdBackupPolicy, options: &Options) -> Option<Problem> {
@@ -40,7 +40,9 @@ pub fn impediment(policy: &EtcdBackupPolicy, options: &Options) -> Option<Proble
         })
     };
     let not_allowed = || options.allowed.problems(policy, &options.settings);
-    problem(INVALID, jobs::problems(policy)).or_else(|| problem(NOT_ALLOWED, not_allowed()))
+    problem(INVALID, jobs::problems(policy))
+        .or_else(|| problem(INVALID, jobs::args_problems(policy, &options.settings)))
+        .or_else(|| problem(NOT_ALLOWED, not_allowed()))
 }
 
 /// Returns the condition that warns of a store or of snapshot Leases that another policy of the namespace has, too.

@@ -3,6 +3,8 @@
 //! Pure, over all tasks of a policy. First in, first out; but a task that waits for something else than its
 //! turn does not block the tasks behind it, because one of them may be what it waits for.
 
+use super::Options;
+use super::policy::INVALID;
 use crate::controller::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig, TaskState, TaskType};
 use crate::controller::facts::outcome::PodOutcome;
 use crate::controller::jobs;
@@ -50,8 +52,8 @@ pub struct AdmissionContext<'a> {
     pub policy: Option<&'a EtcdBackupPolicy>,
     /// The message of the condition BackupReady, unless that is True.
     pub backup_not_ready: Option<&'a str>,
-    /// Returns which settings of a task need a flag of the controller that is not given.
-    pub not_allowed: &'a dyn Fn(&EtcdBackupTask) -> Vec<String>,
+    /// What tasks may ask for, and how their arguments are checked.
+    pub options: &'a Options,
 }
 
 /// Decides on all Pending tasks of a policy, by name.
@@ -200,7 +202,13 @@ fn permanent_refusal(
             message: problems.join("; "),
         });
     }
-    let not_allowed = (context.not_allowed)(task);
+    if let Some(message) = jobs::task_args_problem(policy, task, &context.options.settings) {
+        return Some(TaskRefusal {
+            code: INVALID,
+            message,
+        });
+    }
+    let not_allowed = context.options.allowed.task_problems(task);
     (!not_allowed.is_empty()).then(|| TaskRefusal {
         code: "NotAllowed",
         message: not_allowed.join("; "),
@@ -236,7 +244,8 @@ fn work(task: &EtcdBackupTask) -> Result<String> {
         let name = task.name_any();
         Error::internal(format!("the task {name} cannot be written as JSON: {e}"))
     })?;
-    Ok(format!("{} {config}", task.spec.type_.as_str()))
+    let args = task.spec.args.join(" ");
+    Ok(format!("{} {config} {args}", task.spec.type_.as_str()))
 }
 
 /// Returns the configuration that belongs to a task's type, with its defaults filled in.
@@ -276,6 +285,7 @@ pub fn failed_precondition(type_: TaskType, first: &PodOutcome) -> Option<TaskRe
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::options;
     use super::*;
     use crate::base::TextValue;
     use crate::controller::api::{
@@ -287,7 +297,6 @@ mod tests {
     use crate::controller::facts::outcome::tests::time;
     use crate::ops::copy::plan::CopyLimits;
     use crate::ops::maintain::Upkeep;
-    use crate::ops::snapshot::Marks;
     use std::sync::Arc;
     use strum::VariantArray;
 
@@ -312,6 +321,7 @@ mod tests {
                 policy: "main".to_owned(),
                 type_,
                 config: None,
+                args: Vec::new(),
                 start_deadline: None,
                 ttl_seconds_after_finished: None,
             },
@@ -325,7 +335,7 @@ mod tests {
         task.spec.config = Some(TaskConfig {
             on_demand_snapshot: Some(OnDemandSnapshotConfig {
                 type_,
-                marks: Marks::default(),
+                is_final: false,
             }),
             ..TaskConfig::default()
         });
@@ -361,7 +371,7 @@ mod tests {
         let context = AdmissionContext {
             policy: Some(&policy),
             backup_not_ready: late,
-            not_allowed: &|_| Vec::new(),
+            options: &options(),
         };
         let admissions = admit(&shared, &context, at(100)).unwrap();
         let words = tasks.iter().map(|t| match admissions.get(&t.name_any()) {
@@ -381,7 +391,7 @@ mod tests {
         let context = AdmissionContext {
             policy,
             backup_not_ready: None,
-            not_allowed: &|_| Vec::new(),
+            options: &options(),
         };
         let shared = [Arc::new(task.clone())];
         let mut admissions = admit(&shared, &context, at(seconds)).unwrap();

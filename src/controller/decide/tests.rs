@@ -13,7 +13,7 @@ use crate::controller::names::NamespacedName;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 
-fn options() -> Options {
+pub(super) fn options() -> Options {
     Options {
         settings: Settings::new("image"),
         namespaces: vec!["n".to_owned()],
@@ -89,6 +89,7 @@ pub(super) fn task(name: &str, type_: TaskType) -> Arc<EtcdBackupTask> {
             policy: "p".to_owned(),
             type_,
             config: None,
+            args: Vec::new(),
             start_deadline: None,
             ttl_seconds_after_finished: None,
         },
@@ -426,6 +427,7 @@ fn of_two_policies_on_one_store_both_are_warned_and_the_younger_removes_nothing(
     with_retention.spec.retention = Some(RetentionSpec {
         rules: Default::default(),
         schedule: "0 1 * * *".to_owned(),
+        args: Vec::new(),
     });
     for is_older in [true, false] {
         let mut shared = facts(with_retention.clone());

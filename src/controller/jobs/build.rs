@@ -2,7 +2,7 @@
 //!
 //! Decides neither whether an object is applied nor whether a Job is started.
 
-use super::super::api::{EtcdBackupPolicy, EtcdBackupTask, TaskConfig};
+use super::super::api::{EtcdBackupPolicy, EtcdBackupTask};
 use super::pod::PodBuilder;
 use super::table::Table;
 use super::{
@@ -64,7 +64,7 @@ pub fn cron_jobs(
     postponed: Postponed,
 ) -> Result<Vec<CronJob>> {
     let mut cron_jobs = Vec::new();
-    for scheduled in (Table { policy, settings }).scheduled() {
+    for scheduled in Table::new(policy, settings).scheduled() {
         let work = scheduled.work;
         let is_postponed = match work {
             WorkKind::Maintenance => postponed.maintenance,
@@ -104,7 +104,7 @@ pub fn cron_jobs(
 /// # Errors
 /// `Internal` if options cannot be written as flags.
 pub fn follower(policy: &EtcdBackupPolicy, settings: &Settings) -> Result<Option<Deployment>> {
-    let Some(pod) = (Table { policy, settings }).follower() else {
+    let Some(pod) = Table::new(policy, settings).follower() else {
         return Ok(None);
     };
     let work = WorkKind::Follow;
@@ -165,7 +165,7 @@ pub fn compaction_job(
     full_snapshot_instead: bool,
     annotations: BTreeMap<String, String>,
 ) -> Result<Job> {
-    let table = Table { policy, settings };
+    let table = Table::new(policy, settings);
     let (work, pod) = if full_snapshot_instead {
         (WorkKind::FullSnapshot, table.full_snapshot())
     } else {
@@ -197,9 +197,7 @@ pub fn task_job(
     settings: &Settings,
 ) -> Result<Job> {
     let type_ = task.spec.type_;
-    let default_config = TaskConfig::default();
-    let config = task.spec.config.as_ref().unwrap_or(&default_config);
-    let pod = Table { policy, settings }.task(type_, config);
+    let pod = Table::new(policy, settings).task(task);
     let mut labels = labels(policy, WorkKind::Task);
     labels.insert(LABEL_TASK.to_owned(), task.name_any());
     labels.insert(LABEL_TASK_TYPE.to_owned(), type_.as_str().to_owned());

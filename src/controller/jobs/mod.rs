@@ -5,6 +5,7 @@
 //! `table` maps work to a Pod, `pod` builds Pods, and `build` the objects around them.
 
 mod allowed;
+mod args;
 mod build;
 pub(crate) mod flags;
 mod leases;
@@ -16,6 +17,7 @@ mod table;
 mod tests;
 
 pub use allowed::Allowed;
+pub use args::{args_problems, task_args_problem};
 pub use build::{
     Postponed, compaction_job, compaction_job_name, cron_jobs, follower, task_job, task_job_name,
 };
@@ -69,7 +71,7 @@ pub const DELTA_LEASE_SUFFIX: &str = "-delta-snap";
 const DEFAULT_USER: i64 = 65_532;
 
 /// The controller's settings for all Jobs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Settings {
     /// The image of Jobs, unless the policy names one
     pub image: String,
@@ -77,6 +79,9 @@ pub struct Settings {
     pub image_pull_policy: Option<String>,
     /// The deadlines of Jobs
     pub deadlines: Deadlines,
+    /// Fails with a sentence if the program of the Jobs refuses these arguments. By default all are accepted: the
+    /// controller is below the command line
+    pub check_command: fn(&[String]) -> Result<(), String>,
 }
 
 impl Settings {
@@ -86,6 +91,7 @@ impl Settings {
             image: image.into(),
             image_pull_policy: None,
             deadlines: Deadlines::default(),
+            check_command: |_| Ok(()),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! not know which command needs what: `table`, which calls it, does.
 
 use super::super::api::{EtcdBackupPolicy, JobTemplate, SecretRef, StoreSpec};
+use super::args::not_permitted;
 use super::flags::flags;
 use super::leases::{lock_lease_name, needs_lock_leases};
 use super::store_url::local_path;
@@ -57,6 +58,10 @@ pub(super) struct PodBuilder<'a> {
     args: Vec<String>,
     /// Why the Pod lacks arguments.
     failure: Option<Error>,
+    /// The `args` of the policy or the task, and their field.
+    own_args: Option<(&'static str, &'a [String])>,
+    /// Why the container before takes no such `args`.
+    refused_before: Option<String>,
     volumes: Vec<Volume>,
     mounts: Vec<VolumeMount>,
     resources: Option<&'a ResourceRequirements>,
@@ -108,6 +113,8 @@ impl<'a> PodBuilder<'a> {
             settings,
             args: Vec::new(),
             failure: None,
+            own_args: None,
+            refused_before: None,
             volumes: Vec::new(),
             mounts: Vec::new(),
             resources: policy.spec.job_template.resources.as_ref(),
@@ -166,6 +173,31 @@ impl<'a> PodBuilder<'a> {
             Err(e) => self.failure = Some(e),
         }
         self
+    }
+
+    /// Adds the `args` of the policy or the task, which this field has.
+    pub(super) fn own_args(mut self, (field, args): (&'static str, &'a [String])) -> Self {
+        if !args.is_empty() {
+            self.own_args = Some((field, args));
+            self.args.extend(args.iter().map(|arg| escaped(arg)));
+        }
+        self
+    }
+
+    /// Returns why the command does not take the `args` of the policy or the task.
+    pub(super) fn refused_args(&self) -> Option<String> {
+        let Some((field, own)) = self.own_args else {
+            return self.refused_before.clone();
+        };
+        if let Some(arg) = not_permitted(own) {
+            return Some(format!(
+                "{field}: \"{arg}\" cannot be set here: docs/controller.md lists the flags that can"
+            ));
+        }
+        let args = self.args.iter().map(|arg| arg.replace("$$", "$"));
+        let args: Vec<String> = args.collect();
+        let refusal = (self.settings.check_command)(&args).err()?;
+        Some(format!("{field}: {refusal}"))
     }
 
     /// Adds a flag and its value, a duration.
@@ -392,6 +424,7 @@ impl<'a> PodBuilder<'a> {
     /// Runs the command of another Pod first, in an init container of this one. This Pod must mount all that
     /// the other one mounts.
     pub(super) fn run_first(mut self, first: PodBuilder<'a>) -> Self {
+        self.refused_before = first.refused_args();
         self.init_args = Some(first.args);
         self.failure = self.failure.or(first.failure);
         self.etcd_image = first.etcd_image;

@@ -3,15 +3,15 @@
 //! A table of one policy, from which `build` makes objects. Decides neither when a Pod runs nor whether.
 
 use super::super::api::{
-    CopyBackupsConfig, DrillSpec, EtcdBackupPolicy, OnDemandCompactionConfig, RestoreConfig,
-    SnapshotType, TaskConfig, TaskType,
+    CopyBackupsConfig, DrillSpec, EtcdBackupPolicy, EtcdBackupTask, OnDemandCompactionConfig,
+    RestoreConfig, SnapshotType, TaskConfig, TaskType,
 };
 use super::pod::{CopySide, PodBuilder};
 use super::{DEFAULT_USER, Deadlines, Settings, WorkKind, duration, time_zone};
 use crate::base::Span;
 use crate::ops::maintain::Upkeep;
-use crate::ops::snapshot::Marks;
 use crate::ops::verify::store::{Level, Thoroughness};
+use std::sync::LazyLock;
 
 /// The follower's grace period after SIGTERM. It is longer than `--shutdown-timeout`, within which the last
 /// delta is saved.
@@ -24,6 +24,8 @@ const DATA_VOLUME: &str = "/restore";
 pub(super) struct Table<'a> {
     pub(super) policy: &'a EtcdBackupPolicy,
     pub(super) settings: &'a Settings,
+    /// The arguments of a task, which replace those of the policy
+    pub(super) task_args: &'a [String],
 }
 
 /// A row of the table for a CronJob.
@@ -34,6 +36,14 @@ pub(super) struct Scheduled<'a> {
 }
 
 impl<'a> Table<'a> {
+    pub(super) fn new(policy: &'a EtcdBackupPolicy, settings: &'a Settings) -> Self {
+        Table {
+            policy,
+            settings,
+            task_args: &[],
+        }
+    }
+
     /// Returns the rows of the policy's schedules. A follower takes the snapshots of both kinds itself.
     pub(super) fn scheduled(self) -> Vec<Scheduled<'a>> {
         let spec = &self.policy.spec;
@@ -74,20 +84,20 @@ impl<'a> Table<'a> {
     }
 
     /// Returns the Pod of a task.
-    pub(super) fn task(self, type_: TaskType, config: &'a TaskConfig) -> PodBuilder<'a> {
-        let spec = &self.policy.spec;
+    pub(super) fn task(mut self, task: &'a EtcdBackupTask) -> PodBuilder<'a> {
+        static NONE: LazyLock<TaskConfig> = LazyLock::new(TaskConfig::default);
+        self.task_args = &task.spec.args;
+        let config = task.spec.config.as_ref().unwrap_or(&*NONE);
+        let (spec, type_) = (&self.policy.spec, task.spec.type_);
         match type_ {
             TaskType::OnDemandSnapshot => {
                 let config = config.on_demand_snapshot.as_ref();
-                let marks = config.map(|c| c.marks.clone()).unwrap_or_default();
                 if config.is_some_and(|c| c.type_ == SnapshotType::Delta) {
-                    self.delta_snapshot(true).options(&Marks {
-                        // Only a full can be final.
-                        is_final: false,
-                        ..marks
-                    })
+                    self.delta_snapshot(true)
+                } else if config.is_some_and(|c| c.is_final) {
+                    self.full_snapshot().switch("--final")
                 } else {
-                    self.full_snapshot().options(&marks)
+                    self.full_snapshot()
                 }
             }
             TaskType::OnDemandCompaction => self.compaction(config.on_demand_compaction.as_ref()),
@@ -115,6 +125,19 @@ impl<'a> Table<'a> {
         PodBuilder::new(self.policy, self.settings, command)
     }
 
+    /// Returns the `args` of a task, or else those of the policy, with their field.
+    fn args(
+        self,
+        field: &'static str,
+        of_policy: Option<&'a Vec<String>>,
+    ) -> (&'static str, &'a [String]) {
+        if self.task_args.is_empty() {
+            (field, of_policy.map_or(&[], Vec::as_slice))
+        } else {
+            ("spec.args", self.task_args)
+        }
+    }
+
     fn deadlines(self) -> &'a Deadlines {
         &self.settings.deadlines
     }
@@ -135,7 +158,15 @@ impl<'a> Table<'a> {
     }
 
     fn snapshot(self, kind: &str) -> PodBuilder<'a> {
+        // Otherwise they are the follower's.
+        let snapshot = self
+            .policy
+            .spec
+            .snapshot
+            .as_ref()
+            .filter(|s| s.follow.is_none());
         self.pod(&["snapshot", kind])
+            .own_args(self.args("spec.snapshot.args", snapshot.map(|s| &s.args)))
             .store(false)
             .live_etcd()
             .recipients()
@@ -157,6 +188,7 @@ impl<'a> Table<'a> {
             .snapshot_leases()
             .lock("follow")
             .long_running(FOLLOWER_GRACE_SECONDS)
+            .own_args(self.args("spec.snapshot.args", Some(&snapshot.args)))
             .options(snapshot.follow.as_ref()?);
         if let Some(schedule) = &snapshot.full_schedule {
             pod = pod.flag("--full-schedule", schedule);
@@ -171,6 +203,7 @@ impl<'a> Table<'a> {
             config.history.clone_from(&compaction.history);
         }
         self.pod(&["compact"])
+            .own_args(self.args("spec.compaction.args", Some(&compaction.args)))
             .within(duration(&compaction.active_deadline))
             .store(false)
             .recipients()
@@ -192,7 +225,11 @@ impl<'a> Table<'a> {
             pod.store(true)
         };
         let level = if drill.is_some() { Level::Fold } else { level };
-        let mut backup = verify().options(&Thoroughness { level: Some(level) });
+        let of_policy = self.policy.spec.verify.as_ref().map(|v| &v.args);
+        let args = self.args("spec.verify.args", of_policy);
+        let mut backup = verify()
+            .own_args(args)
+            .options(&Thoroughness { level: Some(level) });
         if let Some(drill) = drill {
             backup = backup.drill(&drill.etcd_image);
         }
@@ -208,12 +245,14 @@ impl<'a> Table<'a> {
     /// The Pod uses the store for the lock only. Without an upkeep the command refuses to start; the API server
     /// refuses such a task.
     fn maintenance(self, upkeep: Option<&Upkeep>) -> PodBuilder<'a> {
+        let of_policy = self.policy.spec.maintenance.as_ref().map(|m| &m.args);
         let pod = self
             .pod(&["maintain"])
             .within(self.deadlines().maintenance)
             .store_without_identities(false)
             .live_etcd()
             .lock("maintain")
+            .own_args(self.args("spec.maintenance.args", of_policy))
             .metrics();
         match upkeep {
             Some(upkeep) => pod.options(upkeep),
@@ -224,12 +263,14 @@ impl<'a> Table<'a> {
     /// Without retention rules the Pod removes nothing; `problems` refuses such a task.
     fn garbage_collection(self) -> PodBuilder<'a> {
         let deadline = self.deadlines().retention;
+        let of_policy = self.policy.spec.retention.as_ref().map(|r| &r.args);
         let mut pod = self
             .pod(&["gc"])
             .within(deadline)
             .store(false)
             .recipients()
             .lock("gc")
+            .own_args(self.args("spec.retention.args", of_policy))
             .metrics();
         if let Some(retention) = &self.policy.spec.retention {
             pod = pod.options(&retention.rules.effective());
@@ -249,6 +290,7 @@ impl<'a> Table<'a> {
             .copy_store(CopySide::Source, source.unwrap_or(own_store))
             .copy_store(CopySide::Target, target.unwrap_or(own_store))
             .identities()
+            .own_args(self.args("spec.args", None))
             .metrics();
         // A copy into the policy's store is encrypted like the rest of that store. A copy to another store is not
         // changed.
@@ -274,18 +316,17 @@ impl<'a> Table<'a> {
 
     fn restoration(self, config: Option<&'a RestoreConfig>) -> PodBuilder<'a> {
         let pod = self.pod(&["restore"]).within(self.deadlines().restoration);
-        let mut pod = pod.store(true);
+        let mut pod = pod.store(true).own_args(self.args("spec.args", None));
         let Some(config) = config else { return pod };
         // A task has no way to allow it, and a time after the newest snapshot has always meant the newest state.
-        if config.wanted.point.time.is_some() {
+        if config.point.time.is_some() {
             pod = pod.switch("--or-newest");
         }
         let path = config.sub_path.as_deref().unwrap_or("default.etcd");
-        let mut options = config.wanted.clone();
-        options.membership = options.membership.complete();
         pod.claim(&config.claim_name, DATA_VOLUME)
             .user(config.run_as_user.unwrap_or(DEFAULT_USER))
             .flag("--data-dir", &format!("{DATA_VOLUME}/{path}"))
-            .options(&options)
+            .options(&config.point)
+            .options(&config.membership.clone().complete())
     }
 }

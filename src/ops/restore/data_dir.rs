@@ -26,8 +26,8 @@ impl Restoration<'_> {
     /// Restores into `dir`, if that is needed.
     pub(super) fn into_data_dir(mut self, dir: &Path) -> Result<Report<Restored>> {
         let place = &InstallTarget::new(dir, self.options.wal_dir.as_deref())?;
-        let cluster = &self.options.shared.membership.cluster()?;
-        let if_needed = self.options.shared.if_needed;
+        let cluster = &self.options.membership.cluster()?;
+        let if_needed = self.options.if_needed;
         refuse_target_in_use(place)?;
         let occupied = self.occupy(place)?;
         let has_member = place.is_taken()?;
@@ -91,7 +91,7 @@ impl Restoration<'_> {
 
     /// Returns the command that starts etcd on the restored member.
     fn start_command(&self, outcome: &Restored) -> Vec<String> {
-        let membership = self.options.shared.membership.clone().complete();
+        let membership = self.options.membership.clone().complete();
         let mut command = vec!["etcd".to_owned()];
         command.extend(membership.etcd_flags());
         for (flag, dir) in [

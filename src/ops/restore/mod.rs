@@ -15,7 +15,7 @@ mod write;
 pub use crate::prefix::open::BackupLocation;
 pub use candidates::{CandidateFate, CandidateStatus};
 pub use needed::{Action, Decision, Depth};
-pub use options::{KeepOrDrop, Membership, Options, SharedOptions};
+pub use options::{KeepOrDrop, Membership, Options};
 
 use crate::base::Cancel;
 use crate::base::opt::{
@@ -159,7 +159,7 @@ pub fn run(
         )));
     }
     // Variables of the command line set one without the other.
-    if options.shared.bump_revision.is_some() != options.shared.mark_compacted {
+    if options.bump_revision.is_some() != options.mark_compacted {
         return Err(Reason::Usage.error(format!(
             "{BUMP_REVISION} and {MARK_COMPACTED} belong together: give both or neither"
         )));
@@ -287,7 +287,7 @@ impl Restoration<'_> {
 
     /// Names a follower that may still hold changes after the newest state.
     fn unsaved_warning(&self, source: &State, ctx: &Context) -> Option<String> {
-        let point = &self.options.shared.point;
+        let point = &self.options.point;
         let is_newest = point.revision.is_none() && point.time.is_none();
         if self.is_drill || !is_newest || source.base_snapshot().is_none() {
             return None;
@@ -336,7 +336,7 @@ impl Restoration<'_> {
         Restored {
             decision,
             bytes_read: bytes_read.sum(),
-            as_of: self.options.shared.point.time,
+            as_of: self.options.point.time,
             dry_run: self.options.dry_run,
             ..Restored::default()
         }
@@ -344,7 +344,7 @@ impl Restoration<'_> {
 
     /// Returns the newest revision of the restored database.
     fn newest_revision(&self, source: &State) -> Result<Revision> {
-        let bump = self.options.shared.bump_revision.unwrap_or_default();
+        let bump = self.options.bump_revision.unwrap_or_default();
         match source.revision.0.checked_add(bump) {
             // Leave room for the revisions of later transactions.
             Some(r) if r < i64::MAX / 2 => Ok(Revision(r)),
@@ -364,7 +364,7 @@ impl Restoration<'_> {
     ) -> Result<Rebuild<'s>> {
         let mut rebuild = Rebuild {
             source,
-            compact: match self.options.shared.bump_revision {
+            compact: match self.options.bump_revision {
                 Some(_) => self.newest_revision(source)?,
                 None => source.compact_revision(ctx, self.options.keep_history)?,
             },

@@ -26,39 +26,6 @@ const DEFAULT_PEER_URL: &str = "http://localhost:2380";
 const DEFAULT_CLUSTER: &str = "default=http://localhost:2380";
 const DEFAULT_TOKEN: &str = "etcd-cluster";
 
-/// Options that the command line and tasks have in common.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct SharedOptions {
-    /// Which state.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub point: Point,
-    /// Which member.
-    #[command(flatten)]
-    #[serde(flatten)]
-    pub membership: Membership,
-    /// Raise the newest revision by N. Choose N so large that the result is above every revision that clients
-    /// have seen
-    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..), help_heading = None::<&str>)]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub bump_revision: Option<i64>,
-    /// With a raised revision: mark all revisions below the raised one as compacted, so that clients with old
-    /// watches must list again. The history is lost
-    #[arg(long, requires = "bump_revision", value_parser = flag_values::yes_or_no, help_heading = None::<&str>)]
-    #[serde(default)]
-    pub mark_compacted: bool,
-    /// Restore only if a check finds the existing member missing, damaged or behind the backup
-    ///
-    /// The check `sanity` reads the file list, the header of the database and the WAL. `full` also reads
-    /// every page of the database, and compares its HashKV with that of the backup. The restore is refused if
-    /// the other members of --initial-cluster have a quorum.
-    #[arg(long, value_name = "LOOK", help_heading = None::<&str>)]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub if_needed: Option<Depth>,
-}
-
 /// The new cluster, and which of its members this is; the flags are etcdutl's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
 #[command(next_help_heading = "New cluster")]
@@ -180,9 +147,27 @@ pub struct Options {
     /// Whether the point may be after the newest snapshot.
     #[command(flatten)]
     pub uncovered: Uncovered,
-    /// What tasks have, too.
+    /// Which state.
     #[command(flatten)]
-    pub shared: SharedOptions,
+    pub point: Point,
+    /// Which member.
+    #[command(flatten)]
+    pub membership: Membership,
+    /// Raise the newest revision by N. Choose N so large that the result is above every revision that clients
+    /// have seen
+    #[arg(long, value_name = "N", requires = "mark_compacted", value_parser = clap::value_parser!(i64).range(1..), help_heading = None::<&str>)]
+    pub bump_revision: Option<i64>,
+    /// With a raised revision: mark all revisions below the raised one as compacted, so that clients with old
+    /// watches must list again. The history is lost
+    #[arg(long, requires = "bump_revision", value_parser = flag_values::yes_or_no, help_heading = None::<&str>)]
+    pub mark_compacted: bool,
+    /// Restore only if a check finds the existing member missing, damaged or behind the backup
+    ///
+    /// The check `sanity` reads the file list, the header of the database and the WAL. `full` also reads
+    /// every page of the database, and compares its HashKV with that of the backup. The restore is refused if
+    /// the other members of --initial-cluster have a quorum.
+    #[arg(long, value_name = "LOOK", help_heading = None::<&str>)]
+    pub if_needed: Option<Depth>,
     /// History to keep: latest, all, a number of revisions, or a duration such as 90s, 1h30m or 7d
     #[arg(
         long,
@@ -230,8 +215,7 @@ fn parse_ttl(s: &str) -> Result<Duration, String> {
 impl Options {
     /// Returns which state to restore.
     pub(super) fn request(&self) -> StateRequest {
-        self.shared
-            .point
+        self.point
             .request(self.timeline.as_deref(), self.uncovered.or_newest)
     }
 

@@ -21,7 +21,6 @@ pub use save::save;
 
 use crate::backup::codec::CompressionChoice;
 use crate::backup::{Compression, Kind, SnapshotName};
-use crate::base::flag_values::yes_or_no;
 use crate::error::Result;
 use crate::etcd::cluster::{Cluster, MemberComparison};
 use crate::etcd::connect::Connector;
@@ -31,12 +30,10 @@ use crate::ops::report::{Report, ReportBuilder};
 use crate::prefix::Context;
 use crate::store::Bandwidth;
 use crate::telemetry::metrics::SnapshotKind;
-use clap::Args;
 use delta::full_after_deltas;
 use next::nothing_saved;
 use saver::Saver;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// The compression of the first snapshot in an empty store, unless the user chooses one.
 const DEFAULT_COMPRESSION: Compression = Compression::Gzip;
@@ -53,21 +50,6 @@ pub struct SnapshotSettings {
     /// The Leases in Kubernetes that publish how far the backup is.
     pub leases: Option<SnapshotLeases>,
     /// Record this cluster as the owner of the prefix, even if another cluster is recorded there.
-    pub take_over: bool,
-}
-
-/// The options of the snapshot that a task takes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Marks {
-    /// Mark the snapshot as final: the last one of a cluster that is shut down
-    #[arg(long = "final", value_parser = yes_or_no)]
-    #[serde(default, rename = "final")]
-    pub is_final: bool,
-    /// Continue the backup of another cluster that this cluster has replaced, for example after a restore with
-    /// another token
-    #[arg(long, value_parser = yes_or_no)]
-    #[serde(default)]
     pub take_over: bool,
 }
 

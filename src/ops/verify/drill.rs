@@ -182,14 +182,11 @@ impl Drill<'_> {
             &restore::Options {
                 timeline: self.timeline.map(str::to_owned),
                 data_dir: Some(data_dir.clone()),
-                shared: restore::SharedOptions {
-                    point: Point {
-                        revision: Some(self.revision.0),
-                        time: None,
-                    },
-                    membership,
-                    ..restore::SharedOptions::default()
+                point: Point {
+                    revision: Some(self.revision.0),
+                    time: None,
                 },
+                membership,
                 ..restore::Options::default()
             },
             self.ctx.store.cancel(),

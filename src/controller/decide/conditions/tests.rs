@@ -312,6 +312,7 @@ fn a_verification_finds_nothing_or_damage_or_fails_or_is_too_old() {
         level: Level::default(),
         against_cluster: false,
         drill: None,
+        args: Vec::new(),
     });
     assert_eq!(assess(&p, None, "20T10:00:00").1, "NeverVerified");
     let mut run = LastRun {

@@ -80,7 +80,7 @@ fn every_text_list_and_map_of_a_spec_has_a_limit() {
 
 #[test]
 fn every_policy_field_changes_an_object() {
-    let changes: [(MakeSpec, &str, Value); 49] = [
+    let changes: [(MakeSpec, &str, Value); 54] = [
         (rich, "etcd.endpoints", json!(["https://etcd-0:2379"])),
         (rich, "etcd.tlsSecretRef.name", json!("other")),
         (rich, "etcd.authSecretRef.name", json!("other")),
@@ -99,6 +99,11 @@ fn every_policy_field_changes_an_object() {
         (rich, "snapshot.timeZone", json!("Europe/Paris")),
         (rich, "snapshot.compression", json!("none")),
         (rich, "snapshot.leasePrefix", json!("other")),
+        (rich, "snapshot.args", json!([])),
+        (rich, "compaction.args", json!([])),
+        (rich, "retention.args", json!([])),
+        (rich, "verify.args", json!([])),
+        (rich, "maintenance.args", json!([])),
         (rich, "compaction.activeDeadline", json!("4h")),
         (rich, "compaction.keepHistory", json!("all")),
         (rich, "compaction.resources", json!({})),
@@ -158,7 +163,6 @@ fn every_task_field_changes_its_job() {
     let changes = [
         (0, "onDemandSnapshot.type", json!("delta")),
         (0, "onDemandSnapshot.final", json!(false)),
-        (0, "onDemandSnapshot.takeOver", json!(false)),
         (1, "onDemandCompaction.revision", json!(78)),
         (1, "onDemandCompaction.keepHistory", json!("all")),
         (2, "copyBackups.sourceStore.url", json!("gs://other")),
@@ -189,9 +193,6 @@ fn every_task_field_changes_its_job() {
             "restore.initialAdvertisePeerUrls",
             json!("http://o:2380"),
         ),
-        (3, "restore.bumpRevision", json!(1001)),
-        (3, "restore.markCompacted", json!(false)),
-        (3, "restore.ifNeeded", json!("sanity")),
         (3, "restore.runAsUser", json!(1001)),
         (4, "verify.level", json!("fold")),
         (4, "verify.againstCluster", json!(false)),
@@ -211,6 +212,10 @@ fn every_task_field_changes_its_job() {
     let source_volume = source_volume.map(|v| format!("config.copyBackups.sourceStore.volume.{v}"));
     let mut tested: BTreeSet<String> = other_fields.map(str::to_owned).into();
     tested.extend(source_volume);
+    for base in tasks() {
+        assert_ne!(job_of(&base), job_of(&with(&base, "args", &json!(["x"]))));
+    }
+    tested.insert("args".to_owned());
     for (base, path, value) in changes {
         let base = &tasks()[base];
         let path = format!("config.{path}");

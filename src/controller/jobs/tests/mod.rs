@@ -8,6 +8,7 @@ mod problems;
 
 use super::super::api::{EtcdBackupPolicySpec, EtcdBackupTask, EtcdBackupTaskSpec, crds};
 use super::*;
+use crate::cli;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -39,10 +40,12 @@ fn rich() -> Value {
             "timeZone": "Europe/Berlin",
             "compression": "zstd",
             "leasePrefix": "main",
+            "args": ["--take-over"],
         },
         "compaction": {
             "activeDeadline": "2h",
             "keepHistory": "100",
+            "args": ["--threads=1"],
             "resources": {"limits": {"memory": "2Gi"}},
         },
         "retention": {
@@ -51,9 +54,10 @@ fn rich() -> Value {
             "deltaRetention": "2w",
             "restorableWindow": "3d",
             "schedule": "11 */6 * * *",
+            "args": ["--single-writer", "--staging-age", "48h"],
         },
-        "verify": {"schedule": "0 5 * * *", "level": "fold", "againstCluster": true},
-        "maintenance": {"schedule": "0 4 * * 0", "defrag": "0.5"},
+        "verify": {"schedule": "0 5 * * *", "level": "fold", "againstCluster": true, "args": ["--all-chains"]},
+        "maintenance": {"schedule": "0 4 * * 0", "defrag": "0.5", "args": ["--quota-backend-bytes=8589934592"]},
         "jobTemplate": {
             "image": "registry.example/deltafold:1",
             "imagePullPolicy": "Always",
@@ -127,7 +131,7 @@ fn task(spec: &Value) -> EtcdBackupTask {
 fn tasks() -> Vec<Value> {
     vec![
         json!({"policy": "main", "type": "OnDemandSnapshot",
-            "config": {"onDemandSnapshot": {"type": "full", "final": true, "takeOver": true}}}),
+            "config": {"onDemandSnapshot": {"type": "full", "final": true}}, "args": ["--take-over"]}),
         json!({"policy": "main", "type": "OnDemandCompaction",
             "config": {"onDemandCompaction": {"revision": 77, "keepHistory": "latest"}}}),
         json!({"policy": "main", "type": "CopyBackups", "config": {"copyBackups": {
@@ -153,11 +157,8 @@ fn tasks() -> Vec<Value> {
             "initialCluster": "a=http://10.0.0.1:2380",
             "initialClusterToken": "restored",
             "initialAdvertisePeerUrls": "http://10.0.0.1:2380",
-            "bumpRevision": 1000,
-            "markCompacted": true,
-            "ifNeeded": "full",
             "runAsUser": 1000,
-        }}}),
+        }}, "args": ["--bump-revision=1000", "--mark-compacted"]}),
         json!({"policy": "main", "type": "Verify",
             "config": {"verify": {"level": "names", "againstCluster": true}}}),
         json!({"policy": "main", "type": "Maintenance",
@@ -168,7 +169,10 @@ fn tasks() -> Vec<Value> {
 }
 
 fn settings() -> Settings {
-    Settings::new("deltafold:test")
+    Settings {
+        check_command: cli::check,
+        ..Settings::new("deltafold:test")
+    }
 }
 
 /// Returns all Pods of a policy, each with a description: its CronJobs, follower, threshold Jobs and tasks.
@@ -192,7 +196,7 @@ fn pods(policy: &EtcdBackupPolicy) -> Vec<(String, PodTemplateSpec)> {
     }
     let every = tasks().into_iter().chain([
         json!({"policy": "main", "type": "OnDemandSnapshot",
-            "config": {"onDemandSnapshot": {"type": "delta", "takeOver": true}}}),
+            "config": {"onDemandSnapshot": {"type": "delta"}}}),
         json!({"policy": "main", "type": "OnDemandCompaction"}),
         json!({"policy": "main", "type": "Verify"}),
         json!({"policy": "main", "type": "Restore",

@@ -1,7 +1,6 @@
 //! Tests of Pods: command lines, confinement, resources, Secrets.
 
 use super::*;
-use crate::cli;
 
 #[test]
 fn the_program_accepts_every_command_line() {

@@ -158,6 +158,116 @@ fn problems_of_policies() {
     assert_eq!(problems(&policy(&seconds)), Vec::<String>::new());
 }
 
+/// A wrong option, one that the Job sets itself, one that another option excludes, and those that reach beyond the backup.
+#[test]
+fn args_of_policies_and_tasks_are_checked_as_their_jobs_read_them() {
+    let settings = settings();
+    for (field, args, expected) in [
+        (
+            "retention.args",
+            json!(["--staging-age=soon"]),
+            "--staging-age",
+        ),
+        (
+            "retention.args",
+            json!(["--take-over"]),
+            "unexpected argument '--take-over' found",
+        ),
+        (
+            "retention.args",
+            json!(["--timeout=1s"]),
+            "\"--timeout=1s\" cannot be set here",
+        ),
+        (
+            "retention.args",
+            json!(["x"]),
+            "unexpected argument 'x' found",
+        ),
+        (
+            "retention.args",
+            json!(["-oyaml"]),
+            "\"-oyaml\" cannot be set here",
+        ),
+        (
+            "retention.args",
+            json!(["--", "x"]),
+            "\"--\" cannot be set here",
+        ),
+        (
+            "snapshot.args",
+            json!(["--store", "s3://other"]),
+            "\"--store\" cannot be set here",
+        ),
+        (
+            "compaction.args",
+            json!(["--keep-history=all"]),
+            "cannot be used multiple times",
+        ),
+        (
+            "verify.args",
+            json!(["--etcd-binary=/x"]),
+            "\"--etcd-binary=/x\" cannot be set here",
+        ),
+        (
+            "maintenance.args",
+            json!(["--quota-backend-bytes"]),
+            "a value is required",
+        ),
+    ] {
+        let spec = with(&rich(), field, &args);
+        let found = args_problems(&policy(&spec), &settings);
+        assert_eq!(found.len(), 1, "{args}: {found:?}");
+        let begins = format!("spec.{field}: ");
+        assert!(
+            found[0].starts_with(&begins) && found[0].contains(expected),
+            "{found:?}"
+        );
+        assert!(
+            !found[0].contains('\n') && !found[0].contains("Usage"),
+            "{found:?}"
+        );
+    }
+    for (shape, spec) in SHAPES {
+        let found = args_problems(&policy(&spec()), &settings);
+        assert_eq!(found, Vec::<String>::new(), "{shape}");
+    }
+    let policy = policy(&rich());
+    let problem = |spec: &Value| task_args_problem(&policy, &task(spec), &settings);
+    for spec in tasks() {
+        assert_eq!(problem(&spec), None);
+        let other = problem(&with(&spec, "args", &json!(["--data-dir=/"])));
+        assert!(
+            other.is_some_and(|p| p.starts_with("spec.args: ")),
+            "{spec}"
+        );
+    }
+    let half = with(&tasks()[3], "args", &json!(["--mark-compacted"]));
+    let found = problem(&half).unwrap();
+    assert!(found.contains("--bump-revision <N>"), "{found}");
+    let in_container_before = with(&tasks()[4], "args", &json!(["--quota-backend-bytes=1"]));
+    assert!(
+        problem(&in_container_before)
+            .unwrap()
+            .starts_with("spec.args: unexpected")
+    );
+}
+
+/// The arguments of a task take the place of its policy's.
+#[test]
+fn args_of_a_task_replace_those_of_its_policy() {
+    let policy = policy(&rich());
+    let args = |args: Value| {
+        let spec = json!({"policy": "main", "type": "GarbageCollection", "args": args});
+        let job = task_job(&policy, &task(&spec), &settings()).unwrap();
+        let pod = job.spec.unwrap().template.spec.unwrap();
+        command_line(&pod.containers[0])
+    };
+    assert!(args(json!([])).contains(&"--single-writer".to_owned()));
+    let own = args(json!(["--log-level=$(HOME)"]));
+    assert!(own.contains(&"--log-level=$(HOME)".to_owned()), "{own:?}");
+    assert!(!own.contains(&"--single-writer".to_owned()), "{own:?}");
+}
+
 #[test]
 fn problems_of_tasks() {
     let (rich, local) = (policy(&rich()), policy(&local()));
