@@ -1,6 +1,6 @@
 //! Value parsers that the flags of several commands share.
 
-use super::time::{self, Zone};
+use super::time::{self, Day, Zone};
 use chrono::{DateTime, SubsecRound, Utc};
 
 /// Parses the environment variable of a switch. An empty value means false: Kubernetes templates produce it.
@@ -21,5 +21,13 @@ pub fn yes_or_no(s: &str) -> Result<bool, String> {
 /// A message that says what is wrong, followed by the accepted forms.
 pub fn past_time(s: &str) -> Result<DateTime<Utc>, String> {
     // An age means no part of a second.
-    time::parse(s, Utc::now().trunc_subsecs(0), Zone::local())
+    time_of_day(s, Day::NoMoment)
+}
+
+/// Parses a moment of the past as [`past_time`] does; `yesterday` and `today` are as `day` says.
+///
+/// # Errors
+/// As [`past_time`].
+pub fn time_of_day(s: &str, day: Day) -> Result<DateTime<Utc>, String> {
+    time::parse(s, Utc::now().trunc_subsecs(0), Zone::local(), day)
 }

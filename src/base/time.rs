@@ -12,7 +12,7 @@ use chrono::{
 use chrono_tz::Tz;
 
 /// The accepted forms, for messages.
-const FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00), local time (2026-11-20 14:00, 14:00, yesterday 14:00, yesterday; seconds and a date alone work, too) or an age (2h ago, 1d 12h ago, 5 minutes ago; with or without \"ago\")";
+const FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00), local time (2026-11-20 14:00, 14:00, yesterday 14:00; seconds and a date alone work, too) or an age (2h ago, 1d 12h ago, 5 minutes ago; with or without \"ago\")";
 /// The accepted forms of [`parse_absolute`], for messages.
 const ABSOLUTE_FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00) or local date and time (2026-11-20 14:00, 2026-11-20 14:00:30 or 2026-11-20)";
 
@@ -97,14 +97,30 @@ pub fn show(time: DateTime<Utc>, zone: Zone) -> String {
     local.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
+/// What `yesterday` and `today` alone mean: they are days.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Day {
+    /// A moment is asked for, so they are refused.
+    NoMoment,
+    /// Their midnight: a span begins.
+    Begin,
+    /// The midnight after them, or now: a span ends.
+    End,
+}
+
 /// Parses a moment of the past: RFC 3339; `2026-11-20 14:00`; `2026-11-20`, which is midnight; `14:00`,
-/// `today 14:00` and `yesterday 14:00`; `yesterday`, which is the time of day now; `2h`, `1d 12h` and `5 minutes`, with or
+/// `today 14:00` and `yesterday 14:00`; `yesterday` and `today` as `day` says; `2h`, `1d 12h` and `5 minutes`, with or
 /// without `ago`. Clock times may have seconds. All forms but RFC 3339 and ages are in `zone`.
 ///
 /// # Errors
 /// A message with the accepted forms; with both readings in RFC 3339 if the change of daylight saving time
 /// makes a local time ambiguous or nonexistent; with a remedy if a time of today is after `now`.
-pub fn parse(text: &str, now: DateTime<Utc>, zone: Zone) -> Result<DateTime<Utc>, String> {
+pub fn parse(
+    text: &str,
+    now: DateTime<Utc>,
+    zone: Zone,
+    day: Day,
+) -> Result<DateTime<Utc>, String> {
     let text = text.trim();
     if let Some(time) = before(now, text.strip_suffix(" ago").unwrap_or(text)) {
         return Ok(time);
@@ -112,12 +128,22 @@ pub fn parse(text: &str, now: DateTime<Utc>, zone: Zone) -> Result<DateTime<Utc>
     if let Some(parsed) = absolute(text, zone) {
         return parsed;
     }
-    if text == "yesterday" {
-        let day_before = zone
-            .local_time(now)
-            .naive_local()
-            .checked_sub_days(Days::new(1));
-        return moment(day_before.ok_or_else(|| not_a_time(text, FORMS))?, zone);
+    let today = zone.local_time(now).date_naive();
+    let back = match (text, day) {
+        ("yesterday" | "today", Day::NoMoment) => {
+            return Err(format!(
+                "\"{text}\" is a day: which hour? Such as \"{text} 14:00\""
+            ));
+        }
+        ("yesterday", Day::Begin) => Some(1),
+        ("yesterday", Day::End) | ("today", Day::Begin) => Some(0),
+        ("today", Day::End) => return Ok(now),
+        _ => None,
+    };
+    if let Some(back) = back {
+        let midnight = today.checked_sub_days(Days::new(back));
+        let midnight = midnight.ok_or_else(|| not_a_time(text, FORMS))?;
+        return first_moment(midnight, zone);
     }
     let (day, clock) = match text.split_once(' ') {
         Some((day @ ("today" | "yesterday"), clock)) => (day, clock),
@@ -125,7 +151,6 @@ pub fn parse(text: &str, now: DateTime<Utc>, zone: Zone) -> Result<DateTime<Utc>
         None => ("today", text),
     };
     let clock = clock_time(clock).ok_or_else(|| not_a_time(text, FORMS))?;
-    let today = zone.local_time(now).date_naive();
     let date = match day {
         "yesterday" => today.pred_opt(),
         _ => Some(today),
@@ -165,6 +190,16 @@ fn absolute(text: &str, zone: Zone) -> Option<Result<DateTime<Utc>, String>> {
         None => calendar_date(text)?.and_time(NaiveTime::MIN),
     };
     Some(moment(local, zone))
+}
+
+/// Returns when a day begins: some zones change their clocks at midnight.
+fn first_moment(day: NaiveDate, zone: Zone) -> Result<DateTime<Utc>, String> {
+    let midnight = day.and_time(NaiveTime::MIN);
+    match zone.moments(midnight) {
+        MappedLocalTime::Ambiguous(first, _) => Ok(first.to_utc()),
+        MappedLocalTime::None => moment(midnight + TimeDelta::hours(1), zone),
+        MappedLocalTime::Single(_) => moment(midnight, zone),
+    }
 }
 
 /// Returns the moment of a local time.
@@ -234,7 +269,10 @@ fn before(now: DateTime<Utc>, age: &str) -> Option<DateTime<Utc>> {
     while let Some(word) = words.next() {
         let is_number = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
         let part = if is_number {
-            format!("{word}{}", unit(words.next()?)?)
+            match words.next()? {
+                "year" | "years" => format!("{}d", word.parse::<u64>().ok()?.checked_mul(365)?),
+                other => format!("{word}{}", unit(other)?),
+            }
         } else {
             word.to_owned()
         };
@@ -298,14 +336,7 @@ mod tests {
             (BERLIN, now, "2h", "2026-11-20T13:00:30.5Z"),
             (BERLIN, now, "5m", "2026-11-20T14:55:30.5Z"),
             (BERLIN, now, "5 minutes", "2026-11-20T14:55:30.5Z"),
-            (BERLIN, now, "yesterday", "2026-11-19T15:00:30.5Z"),
-            // The day before had another offset.
-            (
-                BERLIN,
-                "2026-10-25T12:00:00Z",
-                "yesterday",
-                "2026-10-24T11:00:00Z",
-            ),
+            (BERLIN, now, "3 years ago", "2023-11-21T15:00:30.5Z"),
             (BERLIN, now, "0s ago", now),
             (BERLIN, now, "5 minutes ago", "2026-11-20T14:55:30.5Z"),
             (BERLIN, now, "1 day 12 hours ago", "2026-11-19T03:00:30.5Z"),
@@ -370,7 +401,53 @@ mod tests {
             (NEW_YORK, now, "2026-11-01 00:59:59", "2026-11-01T04:59:59Z"),
             (NEW_YORK, now, "2026-11-01 02:00", "2026-11-01T07:00:00Z"),
         ] {
-            assert_eq!(parse(text, at(now), zone), Ok(at(expected)), "{text}");
+            assert_eq!(
+                parse(text, at(now), zone, Day::NoMoment),
+                Ok(at(expected)),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn yesterday_and_today_are_days() {
+        const CAIRO: Zone = Zone::Named(Tz::Africa__Cairo);
+        for (zone, now, text, begin, end) in [
+            (
+                BERLIN,
+                "2026-11-20T15:00:30Z",
+                "yesterday",
+                "2026-11-18T23:00:00Z",
+                "2026-11-19T23:00:00Z",
+            ),
+            (
+                BERLIN,
+                "2026-11-20T15:00:30Z",
+                "today",
+                "2026-11-19T23:00:00Z",
+                "2026-11-20T15:00:30Z",
+            ),
+            // A day of 25 hours.
+            (
+                BERLIN,
+                "2026-10-26T12:00:00Z",
+                "yesterday",
+                "2026-10-24T22:00:00Z",
+                "2026-10-25T23:00:00Z",
+            ),
+            // Midnight does not exist.
+            (
+                CAIRO,
+                "2026-04-25T12:00:00Z",
+                "yesterday",
+                "2026-04-23T22:00:00Z",
+                "2026-04-24T21:00:00Z",
+            ),
+        ] {
+            let of = |day| parse(text, at(now), zone, day);
+            assert_eq!(of(Day::Begin), Ok(at(begin)), "{now} {text}");
+            assert_eq!(of(Day::End), Ok(at(end)), "{now} {text}");
+            assert!(of(Day::NoMoment).unwrap_err().contains("which hour?"));
         }
     }
 
@@ -414,7 +491,7 @@ mod tests {
                 ["02:30:00-05:00", "02:30:00-04:00"],
             ),
         ] {
-            let message = parse(text, at("2026-11-20T15:00:00Z"), zone).unwrap_err();
+            let message = parse(text, at("2026-11-20T15:00:00Z"), zone, Day::NoMoment).unwrap_err();
             let date = &text[..10];
             let [a, b] = readings.map(|r| format!("{date}T{r}"));
             assert!(message.contains(why), "{message}");
@@ -422,7 +499,7 @@ mod tests {
             assert_eq!(parse_absolute(text, zone), Err(message));
         }
         // The same holds for a clock time of today.
-        let e = parse("02:30", at("2026-10-25T12:00:00Z"), BERLIN).unwrap_err();
+        let e = parse("02:30", at("2026-10-25T12:00:00Z"), BERLIN, Day::NoMoment).unwrap_err();
         assert!(e.contains("2026-10-25T02:30:00+02:00"), "{e}");
         // Midnight does not exist where the clock changes then.
         let cairo = Zone::Named(Tz::Africa__Cairo);
@@ -436,10 +513,10 @@ mod tests {
             ("14:00", "yesterday 14:00:00"),
             ("today 13:00:01", "yesterday 13:00:01"),
         ] {
-            let e = parse(text, at("2026-11-20T12:00:00Z"), BERLIN).unwrap_err();
+            let e = parse(text, at("2026-11-20T12:00:00Z"), BERLIN, Day::NoMoment).unwrap_err();
             assert!(e.contains("in the future") && e.contains(hint), "{e}");
             assert!(e.contains("+01:00"), "{e}");
-            assert!(parse(hint, at("2026-11-20T12:00:00Z"), BERLIN).is_ok());
+            assert!(parse(hint, at("2026-11-20T12:00:00Z"), BERLIN, Day::NoMoment).is_ok());
         }
     }
 
@@ -450,7 +527,6 @@ mod tests {
             " ",
             "noon",
             "now",
-            "today",
             "tomorrow 14:00",
             "4/5",
             "04/05/2026",
@@ -489,7 +565,7 @@ mod tests {
             "1795224681",
             "٢٠٢٦-11-20",
         ] {
-            let e = parse(text, at("2026-11-20T12:00:00Z"), BERLIN).unwrap_err();
+            let e = parse(text, at("2026-11-20T12:00:00Z"), BERLIN, Day::NoMoment).unwrap_err();
             assert!(
                 e.contains("2h ago") && e.contains("RFC 3339"),
                 "{text:?}: {e}"
@@ -512,9 +588,13 @@ mod tests {
             let time = DateTime::from_timestamp(rng.i64(1_000_000_000..2_100_000_000), 0).unwrap();
             let shown = show(time, zone);
             // With the offset it is exact; without it, it is exact or refused as having two readings.
-            assert_eq!(parse(&shown, now, zone), Ok(time), "seed {seed}: {shown}");
+            assert_eq!(
+                parse(&shown, now, zone, Day::NoMoment),
+                Ok(time),
+                "seed {seed}: {shown}"
+            );
             let local = shown[..19].replace('T', " ");
-            match parse(&local, now, zone) {
+            match parse(&local, now, zone, Day::NoMoment) {
                 Ok(parsed) => assert_eq!(parsed, time, "seed {seed}: {shown}"),
                 Err(e) => assert!(e.contains("occurs twice"), "seed {seed}: {shown}: {e}"),
             }

@@ -19,8 +19,7 @@ use crate::ops::apply::{
 use crate::ops::options::StateOptions;
 use crate::ops::read::{Keys, deletion_advice};
 use crate::ops::report::{Report, Status};
-use crate::prefix::Context;
-use crate::prefix::open::State;
+use crate::prefix::open::{BackupLocation, State};
 use crate::prefix::set_aside::{Purpose, decide_again};
 use clap::Args;
 use std::collections::BTreeSet;
@@ -129,7 +128,7 @@ impl ApplyArgs {
     /// The keys to apply, and the parts that were asked for.
     fn keys_in(
         &self,
-        ctx: &Context,
+        backup: &BackupLocation,
         source: &State,
         keys: &EncryptionKeys,
     ) -> Result<(KeyRange, Vec<KeyRange>)> {
@@ -138,12 +137,12 @@ impl ApplyArgs {
             let parts = exact.iter().cloned().map(KeyRange::Key).collect();
             return Ok((KeyRange::Keys(exact), parts));
         }
-        let (range, parts) = self.select.keys_in(ctx, source, false)?;
+        let (range, parts) = self.select.keys_in(backup, source, false)?;
         if self.labels.selector.is_none() {
             return Ok((range, parts));
         }
         // The other objects of the range are neither compared nor read from etcd.
-        let mut all = Keys::read(ctx, source, range)?;
+        let mut all = Keys::read(backup.context(), source, range)?;
         let mut matching = BTreeSet::new();
         while all.advance()? {
             let kv = all.current()?;
@@ -151,6 +150,7 @@ impl ApplyArgs {
                 matching.insert(kv.key.to_vec());
             }
         }
+        self.labels.end(!self.select.words.is_empty())?;
         if matching.is_empty() {
             return Err(Reason::KeyNotFound.error(format!(
                 "no object has these labels at revision {}",
@@ -170,7 +170,7 @@ impl ApplyArgs {
         let (source, scan, (keys, parts), mut wanted) =
             decide_again([ctx], Purpose::Restore, || {
                 let (source, scan) = backup.open_with_scan(&self.state.request())?;
-                let keys = self.keys_in(ctx, &source, &object_keys)?;
+                let keys = self.keys_in(&backup, &source, &object_keys)?;
                 let wanted = Keys::read(ctx, &source, keys.0.clone())?;
                 Ok((source, scan, keys, wanted))
             })?;

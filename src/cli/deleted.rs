@@ -40,10 +40,10 @@ Examples:
 pub(super) struct DeletedArgs {
     /// Begin of the span: a duration before now such as 2h, a time such as "yesterday 14:00", or a revision [default: all
     /// that the backup holds]
-    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::parse)]
+    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::since)]
     since: Option<At>,
     /// End of the span, as --since [default: the newest revision]
-    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::parse)]
+    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::until)]
     until: Option<At>,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
@@ -110,7 +110,8 @@ impl DeletedArgs {
         let prefixes = self.select.names.etcd_prefixes();
         let range = |resources: &[Resource]| {
             let custom = resources.iter().filter(|r| r.is_custom).cloned();
-            Ok(self.select.keys(|_| Ok(custom.collect()), true)?.0)
+            let custom: Vec<Resource> = custom.collect();
+            Ok(self.select.keys(|_, _| Ok(custom.clone()), true)?.0)
         };
         let since = since.as_ref();
         let counts = output == Output::Text && self.select.words.is_empty();

@@ -17,8 +17,7 @@ use crate::ops::options::Uncovered;
 use crate::ops::read::Deletion;
 use crate::ops::read::diff::{Diff, Omitted};
 use crate::ops::read::json::{ChangeKind, KeyChange};
-use crate::prefix::Context;
-use crate::prefix::open::State;
+use crate::prefix::open::{BackupLocation, State};
 use crate::prefix::select::{At, StateRequest};
 use clap::Args;
 use clap::builder::Resettable;
@@ -56,7 +55,7 @@ pub(super) struct DiffArgs {
     /// First point: a revision, or a time such as "yesterday 14:00"; see --time of `deltafold get`
     ///
     /// DELTAFOLD_FROM also sets --from of other commands.
-    #[arg(long, value_name = "REV|TIME", value_parser = At::parse, required_unless_present_any = ["from_snapshot", "words"])]
+    #[arg(long, value_name = "REV|TIME", value_parser = At::since, required_unless_present_any = ["from_snapshot", "words"])]
     from: Option<At>,
     /// First state: this plain snapshot file, at its newest revision or at --from
     #[arg(long, value_name = "FILE")]
@@ -64,7 +63,7 @@ pub(super) struct DiffArgs {
     /// Second point: a revision or a time, as --from [default: the newest revision]
     ///
     /// DELTAFOLD_TO also sets --to of other commands.
-    #[arg(long, value_name = "REV|TIME", value_parser = At::parse)]
+    #[arg(long, value_name = "REV|TIME", value_parser = At::until)]
     to: Option<At>,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
@@ -143,7 +142,8 @@ impl DiffArgs {
         if second.is_some() {
             select.words.clear();
         }
-        let range = |ctx: &Context, state: &State| Ok(select.keys_in(ctx, state, true)?.0);
+        let range =
+            |backup: &BackupLocation, state: &State| Ok(select.keys_in(backup, state, true)?.0);
         let mut diff = Diff::read(&backup, first.as_ref(), [&from, &to], &range)?;
         diff.omits_events_and_leases = select.words.is_empty() && select.prefix.is_empty();
         let keys = self.objects.keys()?;
@@ -154,6 +154,7 @@ impl DiffArgs {
                 .print_text(cancel, &mut diff, &keys, &mut out)
                 .and_then(|()| self.print_times(&diff, &mut out)),
         };
+        let printed = printed.and_then(|()| self.labels.end(!self.select.words.is_empty()));
         out.end(printed)
     }
 

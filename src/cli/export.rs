@@ -58,7 +58,7 @@ impl ExportArgs {
         let ctx = backup.context();
         let (mut keys, revision) = decide_again([ctx], Purpose::Read, || {
             let source = backup.open(&self.state.request())?;
-            let (range, _) = self.select.keys_in(ctx, &source, true)?;
+            let (range, _) = self.select.keys_in(&backup, &source, true)?;
             Ok((Keys::read(ctx, &source, range)?, source.revision))
         })?;
         let mut is_empty = true;
@@ -74,6 +74,6 @@ impl ExportArgs {
             // Standard output has nothing but keys.
             tracing::warn!("no keys match at revision {revision}");
         }
-        Ok(())
+        self.labels.end(!self.select.words.is_empty())
     }
 }

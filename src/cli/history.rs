@@ -2,7 +2,7 @@
 //!
 //! `ops::read::history` collects the versions.
 
-use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs, kinds};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, size, text};
 use crate::backup::chain::{RevisionRange, show_ranges};
@@ -15,9 +15,9 @@ use crate::objects::reference::Selection;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{EncryptionKeys, Object};
 use crate::ops::options::Point;
+use crate::ops::read::Keys;
 use crate::ops::read::history::{DatedEvent, EventsOf, History, Version};
 use crate::ops::read::json::{KeyJson, VersionJson};
-use crate::ops::read::{Keys, custom_resources};
 use crate::prefix::open::BackupLocation;
 use clap::Args;
 use serde::Serialize;
@@ -180,7 +180,7 @@ impl HistoryArgs {
     ) -> Result<Vec<Vec<Vec<u8>>>> {
         let newest = || backup.open(&Point::default().request(self.timeline.as_deref(), false));
         let prefixes = &self.select.names.etcd_prefixes();
-        let custom = || custom_resources(backup.context(), &newest()?, prefixes);
+        let custom = |of| kinds(backup, &newest()?, of, prefixes);
         let range = if self.select.prefix.is_empty() {
             match self.select.named(prefixes, true).select(custom)? {
                 Selection::Objects(objects) => return Ok(objects),
@@ -198,6 +198,7 @@ impl HistoryArgs {
                 objects.push(vec![kv.key.to_vec()]);
             }
         }
+        self.labels.end(!self.select.words.is_empty())?;
         match objects.len() {
             0 => Err(Reason::KeyNotFound.error(format!(
                 "no such object exists at revision {}: of one that is deleted, give the name",

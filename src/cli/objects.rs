@@ -1,21 +1,24 @@
 //! The flags of commands that decode Kubernetes objects.
 
 use crate::base::flag_values::yes_or_no;
+use crate::base::opt::ENCRYPTION_CONFIG;
+use crate::base::plural::count;
 use crate::error::{Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue};
 use crate::objects::key::EtcdPrefixes;
-use crate::objects::reference::Names;
+use crate::objects::reference::{KindsOf, Names};
 use crate::objects::resource::{Resource, labels};
 use crate::objects::selector::Selector;
-use crate::objects::{EncryptionKeys, Object};
-use crate::ops::read::custom_resources;
-use crate::prefix::Context;
-use crate::prefix::open::State;
+use crate::objects::{EncryptionKeys, NotDecoded, Object};
+use crate::ops::read::{kinds_ever, kinds_in};
+use crate::prefix::open::{BackupLocation, State};
 use clap::Args;
 use serde_json::{Map, Value};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// How Kubernetes objects are decoded.
 #[derive(Debug, Args)]
@@ -101,7 +104,7 @@ impl SelectArgs {
     /// As [`Names::select`].
     pub(super) fn keys(
         &self,
-        custom: impl FnOnce(&EtcdPrefixes) -> Result<Vec<Resource>>,
+        custom: impl Fn(KindsOf, &EtcdPrefixes) -> Result<Vec<Resource>>,
         is_filter: bool,
     ) -> Result<(KeyRange, Vec<KeyRange>)> {
         if !self.is_given() {
@@ -113,25 +116,25 @@ impl SelectArgs {
         if self.prefix.is_empty() {
             let prefixes = &self.names.etcd_prefixes();
             let names = self.named(prefixes, is_filter);
-            let selection = names.select(|| custom(prefixes))?;
+            let selection = names.select(|of| custom(of, prefixes))?;
             return Ok((selection.range(), selection.parts()));
         }
         let prefix = |p: &OsString| KeyRange::Prefix(p.as_bytes().to_vec());
         Ok((self.prefixes(), self.prefix.iter().map(prefix).collect()))
     }
 
-    /// Returns what [`keys`](Self::keys) does, with the kinds that a state defines.
+    /// Returns what [`keys`](Self::keys) does, with the kinds of a state, or else of its whole timeline.
     ///
     /// # Errors
-    /// As [`keys`](Self::keys) and [`custom_resources`].
+    /// As [`keys`](Self::keys) and [`kinds`].
     pub(super) fn keys_in(
         &self,
-        ctx: &Context,
+        backup: &BackupLocation,
         source: &State,
         is_filter: bool,
     ) -> Result<(KeyRange, Vec<KeyRange>)> {
         self.keys(
-            |prefixes| custom_resources(ctx, source, prefixes),
+            |of, prefixes| kinds(backup, source, of, prefixes),
             is_filter,
         )
     }
@@ -147,6 +150,22 @@ impl SelectArgs {
     }
 }
 
+/// Returns the kinds of a state, or of its whole timeline.
+///
+/// # Errors
+/// As [`kinds_in`] and [`kinds_ever`].
+pub(super) fn kinds(
+    backup: &BackupLocation,
+    state: &State,
+    of: KindsOf,
+    prefixes: &EtcdPrefixes,
+) -> Result<Vec<Resource>> {
+    match of {
+        KindsOf::State => kinds_in(backup, state, prefixes),
+        KindsOf::AllTimes => kinds_ever(backup, state, prefixes),
+    }
+}
+
 /// Which labels objects have.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes objects")]
@@ -154,6 +173,9 @@ pub(super) struct LabelArgs {
     /// Only objects with these labels, such as app=web, "tier in (a, b)" or !legacy
     #[arg(short = 'l', long, value_name = "LABELS")]
     pub(super) selector: Option<Selector>,
+    /// The objects that are encrypted, so that their labels are unknown.
+    #[arg(skip)]
+    sealed: AtomicU64,
 }
 
 impl LabelArgs {
@@ -172,8 +194,42 @@ impl LabelArgs {
         if self.selector.is_none() {
             return true;
         }
-        let mut objects = records.into_iter().map(|kv| Object::of_record(kv, keys));
-        objects.any(|object| object.is_ok_and(|object| self.match_object(&object.json)))
+        let (mut is_match, mut is_sealed) = (false, false);
+        for kv in records {
+            match Object::of_record(kv, keys) {
+                Ok(object) => is_match |= self.match_object(&object.json),
+                Err(e) => is_sealed |= matches!(e, NotDecoded::Encrypted { .. }),
+            }
+        }
+        if is_sealed && !is_match {
+            self.add_sealed();
+        }
+        is_match
+    }
+
+    /// Counts an object whose labels cannot be looked at.
+    pub(super) fn add_sealed(&self) {
+        self.sealed.fetch_add(1, Relaxed);
+    }
+
+    /// Says how many objects could not be looked at.
+    ///
+    /// # Errors
+    /// `CannotDecrypt` if their kind was named: what was asked for may lack.
+    pub(super) fn end(&self, is_named: bool) -> Result<()> {
+        let sealed = self.sealed.swap(0, Relaxed);
+        if sealed == 0 {
+            return Ok(());
+        }
+        let message = format!(
+            "the labels of {} could not be looked at: the API server has encrypted them at rest; give the keys with {ENCRYPTION_CONFIG}, unless a KMS has them",
+            count(sealed, "object")
+        );
+        if is_named {
+            return Err(Reason::CannotDecrypt.error(message));
+        }
+        tracing::warn!("{message}");
+        Ok(())
     }
 }
 

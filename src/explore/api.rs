@@ -315,6 +315,11 @@ async fn download(State(shared): State<Arc<Shared>>, Query(p): Query<Parameters>
     let show = move |shared: &Shared, index: &Index| {
         let revision = p.revision(index)?;
         let shown = Shown::of(index, p.key(index)?, revision, &p.show(shared))?;
+        if shown.has_placeholders {
+            return Err(Reason::Usage.error(
+                "the values of a Secret are hidden, so the file could not be applied: show them first",
+            ));
+        }
         let file = format!("attachment; filename=\"{}\"", shown.file_name());
         let headers = [
             (CONTENT_TYPE, "application/yaml; charset=utf-8".to_owned()),

@@ -19,6 +19,14 @@ pub enum KeyRange {
     Prefix(Vec<u8>),
     /// All keys that begin with one of these, as [`KeyRange::prefixes`] returns them.
     Prefixes(BTreeSet<Vec<u8>>),
+    /// The keys of a namespace: `ROOT/KIND/NAMESPACE/NAME` or `ROOT/GROUP/KIND/NAMESPACE/NAME`, as API servers have them. In
+    /// keys of three parts below the root, a first part with a dot is a group, and its kind has no namespace.
+    Namespace {
+        /// The roots, without slashes at their ends.
+        roots: BTreeSet<Vec<u8>>,
+        /// The namespace.
+        name: Vec<u8>,
+    },
 }
 
 impl KeyRange {
@@ -41,6 +49,7 @@ impl KeyRange {
             KeyRange::All => None,
             KeyRange::Key(one) | KeyRange::Prefix(one) => Some(one),
             KeyRange::Keys(all) | KeyRange::Prefixes(all) => all.last().map(Vec::as_slice),
+            KeyRange::Namespace { roots, .. } => roots.last().map(Vec::as_slice),
         }
     }
 
@@ -56,6 +65,19 @@ impl KeyRange {
                 let mut up_to_key = all.range::<[u8], _>((Bound::Unbounded, Bound::Included(key)));
                 let last = up_to_key.next_back();
                 last.is_some_and(|prefix| key.starts_with(prefix))
+            }
+            KeyRange::Namespace { roots, name } => {
+                let below = |root: &Vec<u8>| key.strip_prefix(&root[..])?.strip_prefix(b"/");
+                let parts = roots
+                    .iter()
+                    .find_map(below)
+                    .map(|path| path.split(|b| *b == b'/'));
+                let parts: Vec<&[u8]> = parts.into_iter().flatten().collect();
+                match *parts {
+                    [kind, namespace, _] => namespace == name && !kind.contains(&b'.'),
+                    [_, _, namespace, _] => namespace == name,
+                    _ => false,
+                }
             }
         }
     }
@@ -82,5 +104,33 @@ mod tests {
         assert_eq!(prefixes, KeyRange::Prefixes(kept));
         assert!(prefixes.contains(b"/a/bc") && prefixes.contains(b"/b/"));
         assert!(!prefixes.contains(b"/ab"));
+        let namespace = KeyRange::Namespace {
+            roots: [b"/registry".to_vec()].into(),
+            name: b"shop".to_vec(),
+        };
+        for key in [
+            "pods/shop/a",
+            "services/specs/shop/a",
+            "example.com/widgets/shop/a",
+        ] {
+            assert!(
+                namespace.contains(format!("/registry/{key}").as_bytes()),
+                "{key}"
+            );
+        }
+        for key in [
+            "pods/shop",
+            "pods/shops/a",
+            "example.com/shop/a",
+            "namespaces/shop",
+            "a/b/c/shop/d",
+            "shop/a/b",
+        ] {
+            assert!(
+                !namespace.contains(format!("/registry/{key}").as_bytes()),
+                "{key}"
+            );
+        }
+        assert!(!namespace.contains(b"/other/pods/shop/a"));
     }
 }

@@ -116,7 +116,8 @@ impl EncryptionKeys {
             return Err(invalid.to_owned());
         }
         let configuration: Configuration = yaml_serde::from_str(text).map_err(|_| invalid)?;
-        if configuration.kind != "EncryptionConfiguration" {
+        // `EncryptionConfig` is what it was before Kubernetes 1.13, and is still read.
+        if !["EncryptionConfiguration", "EncryptionConfig"].contains(&configuration.kind.as_str()) {
             return Err(invalid.to_owned());
         }
         let mut keys = Vec::new();

@@ -22,7 +22,11 @@ impl EtcdPrefixes {
     /// The prefix that a user gave, which is the `--etcd-prefix` of an API server; otherwise all that are known.
     pub fn new(given: Option<&str>) -> Self {
         let all = given.map_or(PREFIXES.to_vec(), |given| vec![given]);
-        let all = all.into_iter().map(|p| p.trim_end_matches('/').to_owned());
+        // An API server adds the slash before its prefix.
+        let all = all.into_iter().map(|p| match p.trim_matches('/') {
+            "" => String::new(),
+            p => format!("/{p}"),
+        });
         EtcdPrefixes(all.collect())
     }
 

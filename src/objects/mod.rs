@@ -81,7 +81,9 @@ impl fmt::Display for NotDecoded {
         match self {
             NotDecoded::NoObject => write!(f, "not decoded: not an object of Kubernetes"),
             NotDecoded::Encrypted { provider, has_key } => {
-                let why = if *has_key {
+                let why = if provider.starts_with("kms:") {
+                    "no file opens it, because its key is in a KMS".to_owned()
+                } else if *has_key {
                     format!("the key of that name in {ENCRYPTION_CONFIG} does not open it")
                 } else {
                     format!("give its key with {ENCRYPTION_CONFIG}")
@@ -177,10 +179,13 @@ impl Object {
         let Value::Object(json) = json else {
             return Err(NotDecoded::NoObject);
         };
-        let object = Object {
+        let mut object = Object {
             json,
             unknown_fields: 0,
         };
+        if let (Detail::WithoutManagers, Some(metadata)) = (detail, object.metadata()) {
+            metadata.remove("managedFields");
+        }
         if object.kind().is_empty() || object.api_version().is_empty() {
             return Err(NotDecoded::NoObject);
         }

@@ -174,6 +174,15 @@ pub struct Names<'a> {
     pub prefixes: &'a EtcdPrefixes,
 }
 
+/// Of when the kinds are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KindsOf {
+    /// Of the state that is read.
+    State,
+    /// Of all that the backup holds.
+    AllTimes,
+}
+
 /// What names select.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
@@ -203,15 +212,14 @@ impl Selection {
 }
 
 impl Names<'_> {
-    /// Returns what is selected. `custom` returns the kinds that a backup defines; it is called if Kubernetes' own kinds
-    /// are not enough.
+    /// Returns what is selected. `custom` returns the kinds of a backup; it is called as long as one is unknown.
     ///
     /// # Errors
     /// `Usage` if the words name no objects, or mix names and whole kinds; as [`Reference`]. `KeyNotFound` if a kind is
     /// unknown; those of `custom`.
     pub fn select(
         &self,
-        custom: impl FnOnce() -> Result<Vec<Resource>, Error>,
+        custom: impl Fn(KindsOf) -> Result<Vec<Resource>, Error>,
     ) -> Result<Selection, Error> {
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         let (keys, words): (Vec<_>, Vec<_>) = self
@@ -228,20 +236,37 @@ impl Names<'_> {
             }
             (references, _) => references?,
         };
-        let mut are_known = !self.words.is_empty();
-        for reference in &references {
-            are_known &= reference.resource(&resources)?.is_some();
-        }
-        if !are_known {
-            resources.extend(custom()?);
+        for of in [KindsOf::State, KindsOf::AllTimes] {
+            let mut are_known = !self.words.is_empty() || of == KindsOf::AllTimes;
+            for reference in &references {
+                are_known &= reference.resource(&resources)?.is_some();
+            }
+            if are_known {
+                break;
+            }
+            let mut more = custom(of)?;
+            more.retain(|new| !resources.iter().any(|r| r.full_name() == new.full_name()));
+            resources.extend(more);
         }
         if self.words.is_empty() {
             resources.retain(|r| r.is_namespaced);
-            let below = resources
-                .iter()
-                .flat_map(|r| r.prefixes(self.prefixes, self.namespace));
-            let below = KeyRange::prefixes(below);
-            return Ok(Selection::Kinds(resources, below));
+            let range = match self.namespace {
+                // Also of kinds that nobody defines: OpenShift's, those of aggregated API servers, and orphans.
+                Some(namespace) => KeyRange::Namespace {
+                    roots: self
+                        .prefixes
+                        .iter()
+                        .map(|p| p.as_bytes().to_vec())
+                        .collect(),
+                    name: namespace.as_bytes().to_vec(),
+                },
+                None => KeyRange::prefixes(
+                    resources
+                        .iter()
+                        .flat_map(|r| r.prefixes(self.prefixes, None)),
+                ),
+            };
+            return Ok(Selection::Kinds(resources, range));
         }
         let (mut kinds, mut below) = (Vec::new(), Vec::new());
         for reference in &references {

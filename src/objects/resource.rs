@@ -243,6 +243,26 @@ impl Resource {
         })
     }
 
+    /// A kind that no definition names, by the place of its objects: `GROUP/PLURAL`, or `PLURAL`.
+    pub fn without_definition(path: &str, is_namespaced: bool) -> Resource {
+        let (group, plural) = path.split_once('/').unwrap_or(("", path));
+        Resource {
+            kind: plural.to_owned().into(),
+            group: group.to_owned().into(),
+            plural: plural.to_owned(),
+            names: Vec::new(),
+            is_custom: true,
+            is_namespaced,
+            path: path.to_owned(),
+            columns: Vec::new(),
+        }
+    }
+
+    /// Whether its objects have this place, below the prefix of the API server.
+    pub fn is_at(&self, path: &str) -> bool {
+        self.path == path
+    }
+
     /// Whether a name in lower case, with or without a group after a dot, means this kind.
     fn is_called(&self, name: &str) -> bool {
         let is_name = |name: &str| self.plural == name || self.names.iter().any(|n| n == name);

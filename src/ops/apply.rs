@@ -530,6 +530,7 @@ fn next_limit(limit: usize, keys: usize, bytes: usize) -> usize {
 /// The live keys of a range, read page by page as of one revision.
 struct LiveKeys {
     client: Client,
+    keys: KeyRange,
     /// What is not read yet: the first key of each part, and the end after its last.
     parts: VecDeque<(Vec<u8>, Vec<u8>)>,
     /// 0 until the first page is read.
@@ -543,6 +544,7 @@ impl LiveKeys {
     fn new(client: Client, keys: &KeyRange) -> Self {
         LiveKeys {
             client,
+            keys: keys.clone(),
             parts: parts(keys),
             revision: 0,
             limit: FIRST_PAGE,
@@ -563,7 +565,9 @@ impl LiveKeys {
             let next = single(&last.key).1;
             self.parts.push_front((next, end));
         }
-        self.page = page.keys.into();
+        // A namespace is not contiguous.
+        let keys = page.keys.into_iter().filter(|k| self.keys.contains(&k.key));
+        self.page = keys.collect();
         Ok(())
     }
 }
@@ -600,6 +604,10 @@ fn parts(keys: &KeyRange) -> VecDeque<(Vec<u8>, Vec<u8>)> {
         KeyRange::Keys(keys) => keys.iter().map(|key| single(key)).collect(),
         KeyRange::Prefix(prefix) => [with_prefix(prefix)].into(),
         KeyRange::Prefixes(all) => all.iter().map(|prefix| with_prefix(prefix)).collect(),
+        KeyRange::Namespace { roots, .. } => {
+            let below = roots.iter().map(|root| [&root[..], b"/"].concat());
+            below.map(|below| with_prefix(&below)).collect()
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::backup::chain::{self, Chain, Choice, KnownBases};
 use crate::backup::timeline::Timeline;
 use crate::backup::{Catalog, Snapshot};
 use crate::base::opt::TIMELINE;
+use crate::base::time::Day;
 use crate::base::time::rfc3339;
 use crate::base::{flag_values, shorten};
 use crate::error::{Error, Reason, Result};
@@ -31,15 +32,27 @@ pub enum At {
 }
 
 impl At {
-    /// Parses a revision or a time.
+    /// Parses a revision or a time at which a span begins: `yesterday` is its midnight.
     ///
     /// # Errors
     /// A message that says what is wrong.
-    pub fn parse(s: &str) -> Result<Self, String> {
+    pub fn since(s: &str) -> Result<Self, String> {
+        Self::parse(s, Day::Begin)
+    }
+
+    /// Parses a revision or a time at which a span ends: `yesterday` is the midnight after it.
+    ///
+    /// # Errors
+    /// As [`since`](Self::since).
+    pub fn until(s: &str) -> Result<Self, String> {
+        Self::parse(s, Day::End)
+    }
+
+    fn parse(s: &str, day: Day) -> Result<Self, String> {
         match s.parse() {
             Ok(r) if r > 0 => Ok(At::Revision(Revision(r))),
             Ok(r) => Err(format!("{r} is not a revision: revisions begin at 1")),
-            Err(_) => flag_values::past_time(s)
+            Err(_) => flag_values::time_of_day(s, day)
                 .map(At::Time)
                 .map_err(|e| format!("neither a revision nor a time: {e}")),
         }

@@ -309,7 +309,9 @@ fn small_habits() {
         let asked = succeeds(&format!("help {command}"));
         assert_eq!(asked, page);
     }
-    for time in ["yesterday", "5_minutes", "5m", "5m_ago"] {
+    let (code, _, stderr) = run("get pods -A --time yesterday");
+    assert!(code == 64 && stderr.contains("which hour?"), "{stderr}");
+    for time in ["yesterday_14:00", "5_minutes", "5m", "5m_ago"] {
         let (code, _, stderr) = run(&format!("get pods -A --time {time} --or-newest"));
         assert_eq!(code, 0, "{time}: {stderr}");
     }

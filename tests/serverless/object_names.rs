@@ -159,3 +159,165 @@ fn what_was_deleted_is_shown_even_if_it_was_created_meanwhile() {
     assert!(text(&["-n", "gone"]).contains(&"pod/gone/a".to_owned()));
     assert!(text(&["events"]).contains(&"event/left/e".to_owned()));
 }
+
+const DEFINITION: &str =
+    "/registry/apiextensions.k8s.io/customresourcedefinitions/widgets.example.com";
+const WIDGET: &str = "/registry/example.com/widgets/shop/w1";
+
+/// Runs a command, and returns its exit code, what it prints, and its messages.
+fn said(bucket: &Bucket, line: &str) -> (i32, String, String) {
+    let words = line.split(' ');
+    let out = deltafold()
+        .args(words)
+        .arg("--store")
+        .arg(bucket.path())
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        out.status.code().unwrap(),
+        text(&out.stdout),
+        text(&out.stderr),
+    )
+}
+
+#[test]
+fn objects_of_a_definition_that_was_deleted_are_found() {
+    let definition = r#"{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition",
+        "metadata":{"name":"widgets.example.com"},"spec":{"group":"example.com","scope":"Namespaced",
+        "names":{"plural":"widgets","singular":"widget","kind":"Widget","shortNames":["wd"]}}}"#;
+    let widget = r#"{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w1","namespace":"shop"}}"#;
+    let bucket = Bucket::with_base();
+    change(
+        &bucket,
+        &[
+            (DEFINITION, Some(definition)),
+            (WIDGET, Some(widget)),
+            (WIDGET, None),
+            (DEFINITION, None),
+        ],
+    );
+    let (deleted, gone) = (BASE + 3, BASE + 4);
+    for line in ["history wd/shop/w1", "deleted widgets -A"] {
+        let (code, text, stderr) = said(&bucket, line);
+        assert!(code == 0 && text.contains(&deleted.to_string()), "{line}: {text} {stderr}");
+        let was_deleted = format!("widgets.example.com was deleted at revision {gone}");
+        assert!(stderr.contains(&was_deleted), "{line}: {stderr}");
+    }
+    let (code, _, stderr) = said(&bucket, "get widget/shop/w1");
+    let why = format!("it was deleted at revision {deleted}");
+    assert!(code == 66 && stderr.contains(&why), "{stderr}");
+    let (code, _, stderr) = said(&bucket, "get gadget/shop/w1");
+    assert!(code == 66 && stderr.contains("neither a kind"), "{stderr}");
+}
+
+#[test]
+fn a_namespace_is_all_its_keys() {
+    let json = |kind: &str| {
+        format!(r#"{{"apiVersion":"example.com/v1","kind":"{kind}","metadata":{{}}}}"#)
+    };
+    let (policy, widget) = (json("NetworkPolicy"), json("Widget"));
+    let bucket = Bucket::with_base();
+    let route = "/openshift.io/routes/shop/web";
+    let calico = "/registry/projectcalico.org/networkpolicies/shop/allow";
+    change(
+        &bucket,
+        &[
+            (
+                route,
+                Some("k8s\0\x0a\x21\x0a\x15route.openshift.io/v1\x12\x05Route"),
+            ),
+            (calico, Some(&policy)),
+            (WIDGET, Some(&widget)),
+            ("/registry/example.com/shop/all", Some(&widget)),
+            ("/registry/pods/shops/web", Some(&widget)),
+            (route, None),
+            (WIDGET, None),
+        ],
+    );
+    let at = (BASE + 5).to_string();
+    for (line, expected) in [
+        (
+            format!("export -n shop --revision {at}"),
+            &[route, calico, WIDGET][..],
+        ),
+        (
+            format!("diff -n shop --from {BASE} --to {at}"),
+            &[route, calico, WIDGET],
+        ),
+        ("deleted -n shop -o json".to_owned(), &[route, WIDGET]),
+        // Kinds that nobody defines have the names of their keys.
+        (format!("get routes -n shop --revision {at}"), &["web"]),
+        (
+            format!("get networkpolicies.projectcalico.org -A --revision {at}"),
+            &["allow"],
+        ),
+    ] {
+        let (code, text, stderr) = said(&bucket, &line);
+        assert_eq!(code, 0, "{line}: {stderr}");
+        for key in expected {
+            assert!(text.contains(key), "{line} without {key}: {text}{stderr}");
+        }
+        assert!(
+            !text.contains("example.com/shop/all") && !text.contains("/shops/"),
+            "{line}: {text}"
+        );
+    }
+}
+
+#[test]
+fn an_etcd_prefix_has_a_slash_whoever_gives_it() {
+    let bucket = Bucket::with_base();
+    let pod = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web","namespace":"shop"}}"#;
+    change(&bucket, &[("/tenant-00/pods/shop/web", Some(pod))]);
+    for prefix in ["tenant-00", "/tenant-00", "/tenant-00/"] {
+        let (code, text, stderr) =
+            said(&bucket, &format!("get pods -n shop --etcd-prefix {prefix}"));
+        assert!(
+            code == 0 && text.contains("web"),
+            "{prefix}: {text}{stderr}"
+        );
+    }
+}
+
+/// The labels of encrypted objects are unknown. A list that lacks what was named never ends with 0.
+#[test]
+fn a_list_that_lacks_encrypted_objects_says_so() {
+    let bucket = Bucket::with_base();
+    let before = BASE.to_string();
+    change(
+        &bucket,
+        &[
+            ("/registry/secrets/shop/a", Some("k8s:enc:kms:v2:vault:x")),
+            ("/registry/secrets/shop/b", Some("k8s:enc:aescbc:v1:k:x")),
+        ],
+    );
+    for line in [
+        "get secrets -n shop -l app=web",
+        "get secrets -n shop -l app=web -o yaml",
+        "export secrets -n shop -l app=web",
+        &format!("diff secrets -n shop -l app=web --from {before}"),
+        "history secrets -n shop -l app=web",
+    ] {
+        let (code, _, stderr) = said(&bucket, line);
+        assert!(
+            code == 77 && stderr.contains("the labels of 2 objects"),
+            "{line}: {code} {stderr}"
+        );
+    }
+    let (code, _, stderr) = said(&bucket, "export -n shop -l app=web");
+    assert!(
+        code == 0 && stderr.contains("the labels of 2 objects"),
+        "{code} {stderr}"
+    );
+    let (code, text, stderr) = said(&bucket, "get secrets -n shop -o name");
+    assert!(
+        code == 77 && stderr.contains("the list is not complete"),
+        "{text} {stderr}"
+    );
+    let (_, text, _) = said(&bucket, "get secrets -n shop");
+    assert!(
+        text.contains("no file opens it, because its key is in a KMS"),
+        "{text}"
+    );
+}

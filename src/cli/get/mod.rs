@@ -8,7 +8,7 @@ mod table;
 pub use table::table;
 
 use super::format::Format;
-use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs, kinds};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, text};
 use crate::base::Cancel;
@@ -16,6 +16,7 @@ use crate::base::flag_values::yes_or_no;
 use crate::base::shell;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::objects::key::ObjectKey;
 use crate::objects::reference::Selection;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{EncryptionKeys, yaml};
@@ -144,6 +145,7 @@ impl GetArgs {
             let (source, scan) = backup.open_with_scan(&self.state.request())?;
             printer.print(backup.context(), scan.as_ref(), &source, &mut out)
         });
+        let printed = printed.and_then(|()| self.labels.end(!self.select.words.is_empty()));
         out.end(printed)
     }
 }
@@ -171,7 +173,7 @@ impl Printer<'_> {
         }
         let prefixes = &select.names.etcd_prefixes();
         let names = select.named(prefixes, false);
-        let built_in = names.select(|| Ok(Vec::new()));
+        let built_in = names.select(|_| Ok(Vec::new()));
         let mut no_key = None;
         if let [key] = &select.words[..]
             && !self.args.means_objects()
@@ -193,7 +195,7 @@ impl Printer<'_> {
         }
         let selection = match built_in {
             Err(e) if e.reason() == Reason::KeyNotFound => {
-                names.select(|| read::custom_resources(ctx, source, prefixes))
+                names.select(|of| kinds(self.backup, source, of, prefixes))
             }
             selection => selection,
         };
@@ -341,7 +343,7 @@ impl Printer<'_> {
             return out.write(kv.value);
         }
         let format = match self.format {
-            Format::Text | Format::Wide => return out.write(self.text(kv).as_bytes()),
+            Format::Text | Format::Wide => return out.write(self.text(kv)?.as_bytes()),
             Format::Result => {
                 out.begin_list(&Head::of(source), "keys")?;
                 out.item(&KeyWithRecord::new(kv, &self.keys))?;
@@ -349,7 +351,7 @@ impl Printer<'_> {
             }
             format => format,
         };
-        let object = self.object(kv).map_err(|e| objects::not_decoded(kv, &e))?;
+        let object = self.object(kv).map_err(|e| objects::failure(kv, &e))?;
         let text = match format {
             Format::Yaml => yaml::from_object(&object),
             Format::Name => objects::name(&object) + "\n",
@@ -359,13 +361,23 @@ impl Printer<'_> {
         out.write(text.as_bytes())
     }
 
-    fn text(&self, kv: &KeyValue<'_>) -> String {
+    fn text(&self, kv: &KeyValue<'_>) -> Result<String> {
+        let is_secret = |o: ObjectKey<'_>| o.resource == "secrets";
+        if self.args.clean
+            && !self.args.show_secrets
+            && ObjectKey::from_key(kv.key, Some(kv.value)).is_some_and(is_secret)
+        {
+            return Err(Reason::Usage.error(format!(
+                "{}: with its values hidden, a Secret cannot be applied: give --show-secrets, or -o yaml",
+                text::key(kv.key)
+            )));
+        }
         let shown = text::Shown {
             secrets: self.args.show_secrets,
             managers: self.args.show_managed_fields,
             clean: self.args.clean,
         };
-        text::entry(kv, &self.keys, shown)
+        Ok(text::entry(kv, &self.keys, shown))
     }
 
     /// Prints keys, or their objects alone, and returns whether there was a key. Removes those that exist from `missing`.
@@ -397,7 +409,7 @@ impl Printer<'_> {
                 if !is_first {
                     out.write(b"---\n")?;
                 }
-                out.write(self.text(&kv).as_bytes())?;
+                out.write(self.text(&kv)?.as_bytes())?;
             }
             is_first = false;
         }

@@ -26,6 +26,7 @@ impl Printer<'_> {
         out: &mut Stream,
     ) -> Result<()> {
         let mut is_first = true;
+        let mut not_decoded = None;
         let mut list = match self.format {
             Format::JsonPath(template) => {
                 Some(template.of_list().map_err(|e| Reason::Usage.error(e))?)
@@ -38,8 +39,14 @@ impl Printer<'_> {
             missing.remove(kv.key);
             let object = match self.object(&kv) {
                 Ok(object) => object,
+                Err(NotDecoded::Encrypted { .. }) if self.args.labels.selector.is_some() => {
+                    self.args.labels.add_sealed();
+                    continue;
+                }
                 Err(e) => {
-                    tracing::warn!("not in the list: {}", not_decoded(&kv, &e));
+                    let e = failure(&kv, &e);
+                    tracing::warn!("not in the list: {e}");
+                    not_decoded.get_or_insert(e);
                     continue;
                 }
             };
@@ -68,7 +75,8 @@ impl Printer<'_> {
             is_first = false;
         }
         if let Some(list) = list {
-            return out.write(list.end().as_bytes());
+            out.write(list.end().as_bytes())?;
+            return self.lacking(not_decoded);
         }
         let end = match self.format {
             Format::Yaml if is_first => "apiVersion: v1\nitems: []\nkind: List\n",
@@ -79,7 +87,18 @@ impl Printer<'_> {
             }
             _ => "\n    ],\n    \"kind\": \"List\"\n}\n",
         };
-        out.write(end.as_bytes())
+        out.write(end.as_bytes())?;
+        self.lacking(not_decoded)
+    }
+
+    /// Fails if a list lacks an object of a kind or a name that was asked for.
+    fn lacking(&self, not_decoded: Option<Error>) -> Result<()> {
+        match not_decoded {
+            Some(e) if !self.args.select.words.is_empty() => {
+                Err(e.reason().error(format!("the list is not complete: {e}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the object of a key, as it is printed with `-o`.
@@ -111,7 +130,7 @@ pub(super) fn name(object: &Map<String, Value>) -> String {
 /// The indentation of the objects in a List.
 const LIST_INDENT: &str = "        ";
 
-pub(super) fn not_decoded(kv: &KeyValue<'_>, e: &NotDecoded) -> Error {
+pub(super) fn failure(kv: &KeyValue<'_>, e: &NotDecoded) -> Error {
     let reason = match e {
         NotDecoded::Encrypted { .. } => Reason::CannotDecrypt,
         _ => Reason::NotDecoded,

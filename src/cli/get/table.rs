@@ -11,11 +11,11 @@ use crate::error::Result;
 use crate::mvcc::{KeyRange, KeyValue};
 use crate::objects::columns::{CellValue, Column};
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
-use crate::objects::{Detail, Object};
+use crate::objects::{Detail, NotDecoded, Object};
 use crate::ops::read::diff::Diff;
 use crate::ops::read::{Deletion, Keys};
 use crate::prefix::Context;
-use crate::prefix::open::State;
+use crate::prefix::open::{BackupLocation, State};
 use crate::prefix::select::{At, StateRequest};
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -125,7 +125,12 @@ impl Printer<'_> {
                 }
                 row.extend(cells(&Value::Object(object.json), columns, now));
             }
-            Err(_) if self.args.labels.selector.is_some() => return None,
+            Err(e) if self.args.labels.selector.is_some() => {
+                if matches!(e, NotDecoded::Encrypted { .. }) {
+                    self.args.labels.add_sealed();
+                }
+                return None;
+            }
             Err(e) => {
                 row.extend(columns.iter().map(|_| String::new()));
                 row.push(e.to_string());
@@ -149,7 +154,7 @@ impl Printer<'_> {
             &request(At::Revision(source.revision)),
             &request(At::Newest),
         ];
-        let range = |_: &Context, _: &State| Ok(range.clone());
+        let range = |_: &BackupLocation, _: &State| Ok(range.clone());
         let mut diff = Diff::read(self.backup, None, points, &range)?;
         let mut deletions = HashMap::new();
         while let Some(changed) = diff.next()? {

@@ -5,7 +5,7 @@
 
 use super::diff::Side;
 use super::versions::{FoundVersion, moments, read_between};
-use super::{Keys, SORT_BUFFER_BYTES, custom_resources};
+use super::{Keys, SORT_BUFFER_BYTES, kinds_ever, kinds_in};
 use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::opt::SINCE;
 use crate::base::{lock, unpoisoned};
@@ -131,11 +131,18 @@ impl Deleted {
         };
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         for state in from.iter().chain([&to]) {
-            let custom = custom_resources(ctx, state, prefixes)?.into_iter();
+            let custom = kinds_in(backup, state, prefixes)?.into_iter();
             let new: Vec<Resource> = custom.filter(|r| !resources.contains(r)).collect();
             resources.extend(new);
         }
-        let range = range(&resources)?;
+        let range = match range(&resources) {
+            // Of a kind that neither state has.
+            Err(e) if e.reason() == Reason::KeyNotFound => {
+                resources.extend(kinds_ever(backup, &to, prefixes)?);
+                range(&resources)?
+            }
+            range => range?,
+        };
         let side = |source| {
             let keys = Keys::read(ctx, source, range.clone())?;
             let mut side = Side { keys, ended: false };

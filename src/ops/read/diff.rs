@@ -100,7 +100,7 @@ impl<'c> Diff<'c> {
         backup: &'c BackupLocation,
         first: Option<&BackupLocation>,
         [from, to]: [&StateRequest; 2],
-        range: &impl Fn(&Context, &State) -> Result<KeyRange>,
+        range: &impl Fn(&BackupLocation, &State) -> Result<KeyRange>,
     ) -> Result<Self> {
         let mut contexts = vec![backup.context()];
         if let Some(first) = first {
@@ -115,14 +115,14 @@ impl<'c> Diff<'c> {
         backup: &'c BackupLocation,
         first: Option<&BackupLocation>,
         [from, to]: [&StateRequest; 2],
-        range: &dyn Fn(&Context, &State) -> Result<KeyRange>,
+        range: &dyn Fn(&BackupLocation, &State) -> Result<KeyRange>,
     ) -> Result<Self> {
         let first = first.unwrap_or(backup);
         let (from, _) = first.open_with_scan(from)?;
         let (to, scan) = backup.open_with_scan(to)?;
         // A kind may be defined in one of the states alone.
-        let range = match range(backup.context(), &to) {
-            Err(e) if e.reason() == Reason::KeyNotFound => range(first.context(), &from)?,
+        let range = match range(backup, &to) {
+            Err(e) if e.reason() == Reason::KeyNotFound => range(first, &from)?,
             range => range?,
         };
         let side = |backup: &BackupLocation, state: &State| {

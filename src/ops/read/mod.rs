@@ -8,6 +8,7 @@ mod deletions;
 pub mod diff;
 pub mod history;
 pub mod json;
+mod kinds;
 pub(crate) mod versions;
 
 use crate::backup::delta::{DeltaReader, Event};
@@ -16,9 +17,6 @@ use crate::base::parallel::{self, find_first};
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{Change, KeyRange, KeyValue, Revision};
-use crate::objects::Object;
-use crate::objects::key::EtcdPrefixes;
-use crate::objects::resource::{DEFINITIONS, Resource};
 use crate::prefix::Context;
 use crate::prefix::open::Payload;
 use crate::prefix::open::SnapshotReader;
@@ -26,6 +24,7 @@ use crate::prefix::open::State;
 use crate::prefix::select::DeltaSlice;
 pub(crate) use deletions::last_deletion;
 pub use deletions::{Deletion, LastDeletion, NO_DELETION, deletion_advice};
+pub use kinds::{kinds_ever, kinds_in};
 use std::sync::Mutex;
 
 /// The bytes of records that are held in memory while they are sorted.
@@ -250,27 +249,4 @@ fn for_each_change(
         }
     }
     Ok(())
-}
-
-/// Returns the kinds of the custom resources that a state defines. Definitions that cannot be decoded are logged.
-///
-/// # Errors
-/// As [`State::for_each_live`].
-pub fn custom_resources(
-    ctx: &Context,
-    source: &State,
-    prefixes: &EtcdPrefixes,
-) -> Result<Vec<Resource>> {
-    let definitions = |prefix| format!("{prefix}/{DEFINITIONS}/").into_bytes();
-    let range = KeyRange::prefixes(prefixes.iter().map(definitions));
-    let mut keys = Keys::read(ctx, source, range)?;
-    let mut resources = Vec::new();
-    while keys.advance()? {
-        let kv = keys.current()?;
-        match Object::decode(kv.value) {
-            Ok(definition) => resources.extend(Resource::of_definition(&definition)),
-            Err(e) => tracing::warn!("{}: {e}", kv.key.escape_ascii()),
-        }
-    }
-    Ok(resources)
 }

@@ -1,0 +1,152 @@
+//! The kinds of the objects in a backup beside Kubernetes' own: those that its CustomResourceDefinitions define, and those
+//! whose keys it has without one, such as OpenShift's and those of aggregated API servers.
+
+use super::versions::{self, Collect, FoundVersion};
+use crate::base::{lock, unpoisoned};
+use crate::error::Result;
+use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::objects::Object;
+use crate::objects::key::EtcdPrefixes;
+use crate::objects::resource::{DEFINITIONS, Resource};
+use crate::prefix::open::{BackupLocation, State};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+/// The most kinds without a definition: a hostile backup may have a million.
+const MAX_UNDEFINED: usize = 10_000;
+
+/// Returns the kinds in a state. Definitions that cannot be decoded are logged.
+///
+/// # Errors
+/// As [`State::for_each_live`].
+pub fn kinds_in(
+    backup: &BackupLocation,
+    state: &State,
+    prefixes: &EtcdPrefixes,
+) -> Result<Vec<Resource>> {
+    let found = FoundKinds::new(prefixes);
+    let roots = KeyRange::prefixes(prefixes.iter().map(|p| format!("{p}/").into_bytes()));
+    state.for_each_live(backup.context(), roots, |kv| {
+        found.see(kv.key, kv.mod_revision, Some(kv));
+        Ok(())
+    })?;
+    Ok(found.finish())
+}
+
+/// Returns the kinds that the snapshots of a state's timeline hold, also those that were deleted. That a definition was
+/// deleted is logged.
+///
+/// # Errors
+/// As [`versions::read`].
+pub fn kinds_ever(
+    backup: &BackupLocation,
+    state: &State,
+    prefixes: &EtcdPrefixes,
+) -> Result<Vec<Resource>> {
+    let found = FoundKinds::new(prefixes);
+    let timeline = backup.file().is_none().then_some(state.timeline.as_str());
+    versions::read(backup, timeline, &found)?;
+    Ok(found.finish())
+}
+
+struct FoundKinds<'p> {
+    prefixes: &'p EtcdPrefixes,
+    /// The newest change of each definition, and the newest kind that it defined.
+    definitions: Mutex<BTreeMap<Vec<u8>, Definition>>,
+    /// Kinds by their paths, and whether they have a namespace.
+    undefined: Mutex<BTreeMap<String, bool>>,
+}
+
+#[derive(Default)]
+struct Definition {
+    changed: Revision,
+    is_deleted: bool,
+    defined: Revision,
+    resource: Option<Resource>,
+}
+
+impl<'p> FoundKinds<'p> {
+    fn new(prefixes: &'p EtcdPrefixes) -> Self {
+        FoundKinds {
+            prefixes,
+            definitions: Mutex::default(),
+            undefined: Mutex::default(),
+        }
+    }
+
+    fn see(&self, key: &[u8], revision: Revision, kv: Option<&KeyValue<'_>>) {
+        let prefix = self.prefixes.of_key(key).map_or(0, str::len);
+        let Some(path) = key
+            .get(prefix + 1..)
+            .and_then(|p| std::str::from_utf8(p).ok())
+        else {
+            return;
+        };
+        if !path.starts_with(DEFINITIONS) {
+            self.see_path(path);
+            return;
+        }
+        let resource = kv.and_then(|kv| match Object::decode(kv.value) {
+            Ok(definition) => Resource::of_definition(&definition),
+            Err(e) => {
+                tracing::warn!("{}: {e}", key.escape_ascii());
+                None
+            }
+        });
+        let mut definitions = lock(&self.definitions);
+        let definition = definitions.entry(key.to_vec()).or_default();
+        if definition.changed < revision {
+            (definition.changed, definition.is_deleted) = (revision, kv.is_none());
+        }
+        if resource.is_some() && definition.defined < revision {
+            (definition.defined, definition.resource) = (revision, resource);
+        }
+    }
+
+    fn see_path(&self, path: &str) {
+        let parts: Vec<&str> = path.split('/').collect();
+        let (path, is_namespaced) = match *parts {
+            [group, kind, _, _] if group.contains('.') => (format!("{group}/{kind}"), true),
+            [group, kind, _] if group.contains('.') => (format!("{group}/{kind}"), false),
+            [kind, _, _] => (kind.to_owned(), true),
+            [kind, _] => (kind.to_owned(), false),
+            _ => return,
+        };
+        let mut undefined = lock(&self.undefined);
+        if undefined.len() < MAX_UNDEFINED {
+            undefined.entry(path).or_insert(is_namespaced);
+        }
+    }
+
+    fn finish(self) -> Vec<Resource> {
+        let mut all = Vec::new();
+        for definition in unpoisoned(self.definitions.into_inner()).into_values() {
+            if let (Some(resource), true) = (&definition.resource, definition.is_deleted) {
+                let (name, revision) = (resource.full_name(), definition.changed);
+                tracing::warn!(
+                    "the CustomResourceDefinition {name} was deleted at revision {revision}"
+                );
+            }
+            all.extend(definition.resource);
+        }
+        let undefined = unpoisoned(self.undefined.into_inner());
+        let built_in: Vec<Resource> = Resource::built_in().collect();
+        for (path, is_namespaced) in undefined {
+            if !built_in.iter().chain(&all).any(|r| r.is_at(&path)) {
+                all.push(Resource::without_definition(&path, is_namespaced));
+            }
+        }
+        all
+    }
+}
+
+impl Collect for FoundKinds<'_> {
+    fn wants(&self, key: &[u8]) -> bool {
+        self.prefixes.of_key(key).is_some()
+    }
+
+    fn add(&self, version: FoundVersion<'_>) -> Result<()> {
+        self.see(version.key, version.revision.0, version.kv);
+        Ok(())
+    }
+}
