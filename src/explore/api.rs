@@ -7,7 +7,7 @@ use super::index::{Index, Key};
 use super::store::{Overview, removals};
 use super::views::{
     Changes, Comparison, Density, Filter, Life, Objects, Search, Show, Shown, State as Tree,
-    Window, revision_of, step,
+    Window, any_revision_of, revision_of, step,
 };
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
@@ -139,7 +139,10 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
         )
         .route(
             "/api/step",
-            view(|_, index, p| Ok(step(index, p.revision(index)?, !p.back))),
+            view(|_, index, p| {
+                let from = any_revision_of(index, p.at.as_deref())?;
+                Ok(step(index, from, !p.back))
+            }),
         )
         .route(
             "/api/objects",
@@ -275,6 +278,7 @@ fn error_response(e: &Error) -> Response {
     let status = match e.reason() {
         Reason::Usage => StatusCode::BAD_REQUEST,
         Reason::KeyNotFound => StatusCode::NOT_FOUND,
+        Reason::RevisionGap => StatusCode::CONFLICT,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     (status, Json(json!({"error": ErrorBody::of(e)}))).into_response()

@@ -113,8 +113,8 @@ pub(super) struct Index {
     pub(super) first: Revision,
     /// What was read.
     pub(super) coverage: Coverage,
-    /// The ranges of revisions after the oldest state whose changes no snapshot holds completely.
-    pub(super) missing: Vec<RevisionRange>,
+    /// The ranges of revisions after the oldest state whose states are unknown: from a missing change to the next full.
+    pub(super) unknown: Vec<RevisionRange>,
     records: TempFile,
 }
 
@@ -166,6 +166,19 @@ impl Index {
     pub(super) fn moments(&self) -> &[Moment] {
         let begin = self.moments.partition_point(|m| m.revision < self.first);
         &self.moments[begin..]
+    }
+
+    /// Returns the range of unknown states that a revision is in.
+    pub(super) fn unknown_at(&self, revision: Revision) -> Option<RevisionRange> {
+        let within = |range: &&RevisionRange| range.0 <= revision && revision <= range.1;
+        self.unknown.iter().find(within).copied()
+    }
+
+    /// Returns the newest revision whose state is known.
+    pub(super) fn newest(&self) -> Revision {
+        let newest = self.coverage.newest.max(self.first);
+        self.unknown_at(newest)
+            .map_or(newest, |(first, _)| first.previous())
     }
 
     /// Returns the time of a revision, if it is known.
@@ -273,8 +286,8 @@ impl Builder {
         });
         entries.dedup_by_key(|e| (e.key, e.version.revision));
         let first = first.unwrap_or(Revision(1)).max(Revision(1));
-        let mut missing = coverage.missing();
-        missing.retain(|range| range.1 > first);
+        let mut unknown = coverage.unknown();
+        unknown.retain(|range| range.1 > first);
         let mut index = Index {
             keys: Vec::with_capacity(names.len()),
             versions: Vec::with_capacity(entries.len()),
@@ -282,7 +295,7 @@ impl Builder {
             kinds: Kinds::default(),
             first,
             coverage,
-            missing,
+            unknown,
             records: found.records,
         };
         let mut rest = entries.as_slice();

@@ -2,7 +2,7 @@
 
 use crate::support::explore::{Page, id};
 use crate::support::made_backups::{BASE, Bucket, LAST};
-use crate::support::{deltafold, fixtures_dir, run_json, scratch, succeed};
+use crate::support::{copy_dir, deltafold, fixtures_dir, run_json, scratch, succeed};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use reqwest::{Method, StatusCode};
@@ -272,6 +272,115 @@ fn secrets_are_hidden_until_they_are_asked_for() {
     assert_eq!(page.get("search", &query)["total"], 0);
 }
 
+/// At ten moments, the page and `get` have the same objects, or both refuse the moment.
+fn assert_page_is_as_get(store: &Path) -> usize {
+    let page = Page::start(store);
+    let window = page.get("backup", &[])["window"].clone();
+    let edge = |name: &str| window[name].as_i64().unwrap();
+    let (first, last) = (edge("first_revision"), edge("last_revision"));
+    let unknown = window["missing"].as_array().unwrap().clone();
+    let mut moments: Vec<i64> = (0..10).map(|n| first + (last - first) * n / 9).collect();
+    for range in &unknown {
+        let [begin, end] = [0, 1].map(|side| range[side].as_i64().unwrap());
+        moments.extend([begin - 1, begin, end, end + 1]);
+    }
+    let mut refused = 0;
+    for revision in moments
+        .into_iter()
+        .filter(|r| *r >= first)
+        .map(|r| r.to_string())
+    {
+        let mut get = deltafold();
+        get.args([
+            "get",
+            "--prefix",
+            "",
+            "--revision",
+            &revision,
+            "--output",
+            "result",
+            "--store",
+        ]);
+        let got = get.arg(store).output().unwrap();
+        let (status, state) = page.ask("state", &[("at", &revision)]);
+        if !got.status.success() {
+            let said = String::from_utf8_lossy(&got.stdout);
+            let reasons = ["RevisionGap", "OutOfRange", "CorruptSnapshot"];
+            let is_gap = reasons.iter().any(|reason| said.contains(reason));
+            assert!(is_gap, "{revision}: {said}");
+            assert_ne!(status, StatusCode::OK, "{revision} {unknown:?}: {state}");
+            refused += 1;
+            continue;
+        }
+        assert_eq!(status, StatusCode::OK, "{revision} {unknown:?}: {state}");
+        let got: Value = serde_json::from_slice(&got.stdout).unwrap();
+        let records = got["keys"].as_array().unwrap();
+        assert_eq!(
+            count(&serde_json::from_str(&state).unwrap()),
+            records.len() as u64,
+            "{revision}"
+        );
+        for record in records {
+            let key = match record["key"].as_str() {
+                Some(key) => id(key),
+                None => {
+                    let bytes = STANDARD.decode(record["key_base64"].as_str().unwrap());
+                    URL_SAFE_NO_PAD.encode(bytes.unwrap())
+                }
+            };
+            let shown = page.get("object", &[("id", &key), ("at", &revision)]);
+            assert_eq!(
+                shown["object"]["revision"], record["mod_revision"],
+                "{key} at {revision}"
+            );
+        }
+    }
+    refused
+}
+
+#[test]
+fn the_page_has_the_states_of_get_also_around_holes_and_damage() {
+    for fixture in ["kubernetes", "history", "etcd36-gzip"] {
+        assert_eq!(
+            assert_page_is_as_get(&fixtures_dir().join(fixture)),
+            0,
+            "{fixture}"
+        );
+    }
+    for nth in 0..8 {
+        let fixture = ["kubernetes", "history"][nth % 2];
+        let (is_damaged, has_full) = (nth & 2 > 0, nth & 4 > 0);
+        let folder = scratch::folder().unwrap();
+        let store = folder.path().join("store");
+        copy_dir(&fixtures_dir().join(fixture), &store);
+        let files = std::fs::read_dir(store.join("v2")).unwrap();
+        let mut deltas: Vec<_> = files
+            .map(|f| f.unwrap().path())
+            .filter(|p| p.to_string_lossy().contains("/Incr"))
+            .collect();
+        deltas.sort();
+        let middle = &deltas[deltas.len() / 2];
+        if has_full {
+            // A full of the state after the next delta tells the state again.
+            let name = deltas[deltas.len() / 2 + 1]
+                .file_name()
+                .unwrap()
+                .to_str()
+                .unwrap();
+            let last = name.split('-').nth(2).unwrap().trim_start_matches('0');
+            let mut compact = deltafold();
+            compact.args(["compact", "--revision", last, "--store"]);
+            assert!(compact.arg(&store).status().unwrap().success());
+        }
+        match is_damaged {
+            true => std::fs::write(middle, b"damaged").unwrap(),
+            false => std::fs::remove_file(middle).unwrap(),
+        }
+        let refused = assert_page_is_as_get(&store);
+        assert!(refused > 0, "{fixture} {is_damaged} {has_full}");
+    }
+}
+
 /// A delta is missing: what was deleted meanwhile is gone at the full that follows, and the page says what is missing.
 #[test]
 fn after_a_gap_the_state_is_that_of_the_next_full() {
@@ -290,10 +399,23 @@ fn after_a_gap_the_state_is_that_of_the_next_full() {
     let base = records_of(whole.path(), &BASE.to_string());
     let is_there = |key: &Value| expected.iter().any(|record| record["key"] == key["key"]);
     assert!(!base.iter().all(is_there), "nothing was deleted");
-    let between = page.get("state", &[("at", "1600")]);
-    assert_eq!(between["is_complete"], false);
+    for path in ["state", "objects", "search"] {
+        let (status, refusal) = page.ask(path, &[("at", "1600"), ("within", "names")]);
+        assert!(
+            status == StatusCode::CONFLICT && refusal.contains("RevisionGap"),
+            "{refusal}"
+        );
+    }
     let window = &page.get("backup", &[])["window"];
-    assert_eq!(window["missing"], json!([[BASE + 1, LAST]]));
+    assert_eq!(window["missing"], json!([[BASE + 1, LAST - 1]]));
+    // The steps are those that are known.
+    let step = |at: i64, back: &str| {
+        page.get("step", &[("at", &at.to_string()), ("back", back)])["revision"].clone()
+    };
+    assert_eq!(
+        [step(BASE, "false"), step(LAST, "true")],
+        [json!(LAST), json!(BASE)]
+    );
     assert_eq!(
         page.get("density", &[])["gaps"].as_array().unwrap().len(),
         1

@@ -200,7 +200,10 @@ fn objects_of_a_definition_that_was_deleted_are_found() {
     let (deleted, gone) = (BASE + 3, BASE + 4);
     for line in ["history wd/shop/w1", "deleted widgets -A"] {
         let (code, text, stderr) = said(&bucket, line);
-        assert!(code == 0 && text.contains(&deleted.to_string()), "{line}: {text} {stderr}");
+        assert!(
+            code == 0 && text.contains(&deleted.to_string()),
+            "{line}: {text} {stderr}"
+        );
         let was_deleted = format!("widgets.example.com was deleted at revision {gone}");
         assert!(stderr.contains(&was_deleted), "{line}: {stderr}");
     }

@@ -67,6 +67,8 @@ async function draw() {
     if (error.name === "AbortError") return;
     list.removeAttribute("aria-busy");
     byId("problem").replaceChildren(failure(error));
+    // What was shown before is of another moment.
+    if (error.reason === "RevisionGap") for (const part of [tree, list, detail]) part.replaceChildren();
   }
 }
 

@@ -53,11 +53,6 @@ export function showMoment(at, isNewest) {
   if (document.activeElement !== slider) slider.value = String(Math.round(place * STEPS));
   byId("cursor")?.setAttribute("x", String(place * WIDTH - 1));
   byId("cursor")?.setAttribute("visibility", zoomed && wideShare(at) !== place ? "hidden" : "visible");
-  const incomplete = byId("incomplete");
-  incomplete.hidden = at.is_complete;
-  incomplete.textContent = at.is_complete
-    ? ""
-    : "Changes are missing here: no snapshot holds those up to this revision. What is shown may be older than the moment.";
 }
 
 /** Draws the plot. `snapshots` is from `list`. */
@@ -90,7 +85,7 @@ export async function drawPlot(window, snapshots) {
     if (end < 0 || begin > 1) continue;
     const x = Math.max(0, begin) * WIDTH;
     add("gap", x, 0, Math.max(2, Math.min(1, end) * WIDTH - x), HEIGHT);
-    marks.push([begin, end, "changes are missing"]);
+    marks.push([begin, end, "nothing is known"]);
   }
   for (const snapshot of isTime ? snapshots : []) {
     const at = wideShare({ time: snapshot.created });
@@ -144,12 +139,15 @@ function drawLegend() {
   const also = [
     ["full", "full snapshots", snapshots.length > 0],
     ["delta", "deltas", snapshots.length > 0],
-    ["gap", "changes are missing", density.gaps.length > 0],
+    ["gap", "nothing is known", density.gaps.length > 0],
     ["damaged", "a damaged snapshot", window.damaged.length > 0],
     ["forked", "other timelines", forks],
   ];
   legend.push(...also.filter(([, , isThere]) => isThere).map(([name, text]) => h("li", { class: name }, text)));
   byId("legend").replaceChildren(...legend);
+  const spans = window.missing.map(([begin, end]) => (begin === end ? `${begin}` : `${begin} to ${end}`));
+  byId("incomplete").hidden = spans.length === 0;
+  byId("incomplete").textContent = `Nothing is known of revision ${spans.join(", ")}: snapshots are missing or damaged, until a full snapshot tells the state again.`;
   const damage = window.damaged.map((snapshot) => h("p", { class: "warning" }, `Changes of a damaged snapshot are not shown: ${snapshot.message}`));
   byId("damage").replaceChildren(...damage);
 }

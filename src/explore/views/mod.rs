@@ -36,13 +36,13 @@ pub(in crate::explore) struct Window {
     timeline: Option<String>,
     /// The oldest revision whose state is known.
     first_revision: Revision,
-    /// The newest revision.
+    /// The newest revision whose state is known.
     last_revision: Revision,
     /// The time of the oldest state; null if no time is known.
     first_time: Option<String>,
     /// The newest time.
     last_time: Option<String>,
-    /// Ranges of revisions with changes that no snapshot holds.
+    /// Ranges of revisions whose states are unknown: from a change that no snapshot holds to the next full.
     missing: Vec<RevisionRange>,
     /// The snapshots that are left out because they are damaged.
     damaged: Vec<DamagedSnapshot>,
@@ -58,7 +58,7 @@ pub(in crate::explore) struct Window {
 
 impl Window {
     pub(in crate::explore) fn of(index: &Index) -> Self {
-        let last = index.coverage.newest;
+        let last = index.newest();
         let (first, newest) = (index.moments().first(), index.moments().last());
         Window {
             timeline: index.coverage.timeline.clone(),
@@ -66,7 +66,7 @@ impl Window {
             last_revision: last,
             first_time: first.map(|m| rfc3339(m.time)),
             last_time: newest.map(|m| rfc3339(m.time)),
-            missing: index.missing.clone(),
+            missing: index.unknown.clone(),
             damaged: index.coverage.damaged.clone(),
             kinds: index.kinds.all().to_vec(),
             keys: index.keys.len(),
@@ -83,29 +83,49 @@ pub(in crate::explore) struct At {
     revision: Revision,
     /// Its time, if it is known.
     time: Option<String>,
-    /// Whether all changes up to the revision are in the backup.
+    /// Whether the state is known: others are not shown.
     is_complete: bool,
 }
 
 impl At {
     pub(in crate::explore) fn of(index: &Index, revision: Revision) -> Self {
-        let is_missing = |&(first, last): &RevisionRange| first <= revision && revision <= last;
         At {
             revision,
             time: index.time_of(revision).map(rfc3339),
-            is_complete: !index.missing.iter().any(is_missing),
+            is_complete: index.unknown_at(revision).is_none(),
         }
     }
 }
 
-/// Returns the revision that a text means: a revision, or a time in RFC 3339; the newest one without a text.
+/// Returns the revision that a text means, as [`any_revision_of`].
+///
+/// # Errors
+/// `Usage`; `RevisionGap` if the state at the revision is unknown.
+pub(in crate::explore) fn revision_of(index: &Index, text: Option<&str>) -> Result<Revision> {
+    let revision = any_revision_of(index, text)?;
+    match index.unknown_at(revision) {
+        None => Ok(revision),
+        Some((first, last)) => {
+            let after = match last < index.coverage.newest {
+                true => format!("{} or later", last.next()),
+                false => "none after it".to_owned(),
+            };
+            Err(Reason::RevisionGap.error(format!(
+                "nothing is known of revision {revision}: snapshots are missing or damaged, and no full tells the state from revision {first} to {last}; choose revision {} or earlier, or {after}",
+                first.previous()
+            )))
+        }
+    }
+}
+
+/// Returns the revision that a text means: a revision, or a time in RFC 3339; the newest known one without a text.
 ///
 /// # Errors
 /// `Usage`.
-pub(in crate::explore) fn revision_of(index: &Index, text: Option<&str>) -> Result<Revision> {
+pub(in crate::explore) fn any_revision_of(index: &Index, text: Option<&str>) -> Result<Revision> {
     let newest = index.coverage.newest;
     let revision = match text {
-        None | Some("") => newest,
+        None | Some("") => index.newest(),
         Some(text) => match text.parse::<i64>() {
             Ok(revision) => Revision(revision),
             Err(_) => {
@@ -119,15 +139,17 @@ pub(in crate::explore) fn revision_of(index: &Index, text: Option<&str>) -> Resu
     Ok(revision.clamp(index.first, newest.max(index.first)))
 }
 
-/// Returns the moment of the next change after a revision, or of the last one before it; the same one if there is none.
+/// Returns the next known moment of a change after a revision, or the last one before it; the same one if there is none.
 pub(in crate::explore) fn step(index: &Index, revision: Revision, is_forward: bool) -> At {
     let moments = index.moments();
+    let mut known = moments
+        .iter()
+        .map(|m| m.revision)
+        .filter(|r| index.unknown_at(*r).is_none());
     let next = if is_forward {
-        moments.partition_point(|m| m.revision <= revision)
+        known.find(|r| *r > revision)
     } else {
-        moments
-            .partition_point(|m| m.revision < revision)
-            .wrapping_sub(1)
+        known.take_while(|r| *r < revision).last()
     };
-    At::of(index, moments.get(next).map_or(revision, |m| m.revision))
+    At::of(index, next.unwrap_or(revision))
 }

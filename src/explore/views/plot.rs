@@ -125,7 +125,7 @@ impl Density {
 /// Returns the begin and the end of each gap, as times or as revisions.
 fn gaps(index: &Index, has_times: bool) -> Vec<[String; 2]> {
     let mut gaps = Vec::new();
-    for &(first, last) in &index.missing {
+    for &(first, last) in &index.unknown {
         let moments = index.moments();
         let before = moments.partition_point(|m| m.revision < first);
         let after = moments.partition_point(|m| m.revision < last);

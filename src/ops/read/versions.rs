@@ -73,6 +73,8 @@ pub(crate) struct Coverage {
     pub(crate) damaged: Vec<DamagedSnapshot>,
     /// The revisions whose changes are all known.
     covered: Vec<RevisionRange>,
+    /// The revisions whose states the fulls that were read hold.
+    in_fulls: Vec<RevisionRange>,
 }
 
 /// A snapshot that is left out because it is damaged.
@@ -92,6 +94,35 @@ impl Coverage {
     /// Returns the revisions up to the newest one whose changes no snapshot holds completely.
     pub(crate) fn missing(&self) -> Vec<RevisionRange> {
         uncovered(&self.covered, self.newest)
+    }
+
+    /// Returns the revisions whose states are unknown: those from a missing change on, until a full closes the gap.
+    pub(crate) fn unknown(&self) -> Vec<RevisionRange> {
+        let mut unknown: Vec<RevisionRange> = Vec::new();
+        for (mut first, end) in self.missing() {
+            // A full inside the gap holds its own states alone.
+            while first <= end {
+                let closing = self.in_fulls.iter().filter(|full| full.1 >= first);
+                let closing = closing.map(|full| (full.0.max(first), full.1));
+                let closed = closing.min_by_key(|full| (full.0, std::cmp::Reverse(full.1)));
+                let (known, until) = closed.unwrap_or((self.newest.next(), self.newest));
+                if first < known {
+                    unknown.push((first, known.previous()));
+                }
+                first = until.next();
+            }
+        }
+        unknown.sort_unstable();
+        unknown.dedup_by(|next, before| {
+            let is_one = next.0 <= before.1.next();
+            before.1 = if is_one {
+                before.1.max(next.1)
+            } else {
+                before.1
+            };
+            is_one
+        });
+        unknown
     }
 
     /// Returns the missing revisions among these.
@@ -250,6 +281,7 @@ impl Coverage {
             moments: Vec::new(),
             damaged: Vec::new(),
             covered: Vec::new(),
+            in_fulls: Vec::new(),
         }
     }
 
@@ -328,6 +360,9 @@ impl Coverage {
                     kv: (!rk.tombstone).then_some(&kv),
                 })?;
             }
+        }
+        if compacted <= last {
+            self.in_fulls.push((compacted, last));
         }
         // At and below the compacted revision only the newest version of each key is left.
         let first = compacted.next();
@@ -417,6 +452,26 @@ mod tests {
 
     fn ranges(r: &[(i64, i64)]) -> Vec<RevisionRange> {
         r.iter().map(|&(a, b)| (Revision(a), Revision(b))).collect()
+    }
+
+    #[test]
+    fn after_a_gap_the_state_is_unknown_until_a_full() {
+        for (covered, fulls, newest, unknown) in [
+            (&[(1, 9)][..], &[(0, 3)][..], 9, &[][..]),
+            // A delta is missing, and deltas follow it: a compacted full, one with history, none.
+            (&[(1, 4), (7, 20)], &[(0, 3), (12, 12)], 20, &[(5, 11)]),
+            (&[(1, 4), (7, 20)], &[(0, 3), (6, 12)], 20, &[(5, 5)]),
+            (&[(1, 4), (7, 20)], &[(0, 3)], 20, &[(5, 20)]),
+            // Compacted fulls alone: each is one known state.
+            (&[], &[(3, 3), (7, 7), (9, 9)], 9, &[(1, 2), (4, 6), (8, 8)]),
+            // Two gaps before one full.
+            (&[(1, 2), (4, 5), (8, 9)], &[(0, 1), (9, 9)], 9, &[(3, 8)]),
+        ] {
+            let mut coverage = Coverage::new(None, Vec::new());
+            coverage.newest = Revision(newest);
+            (coverage.covered, coverage.in_fulls) = (ranges(covered), ranges(fulls));
+            assert_eq!(coverage.unknown(), ranges(unknown), "{covered:?} {fulls:?}");
+        }
     }
 
     #[test]
