@@ -86,6 +86,8 @@ pub(super) struct DeletedJson<'a> {
     /// When the first snapshot after the deletion was taken (RFC 3339). null if `time` is known, and if the snapshots tell
     /// no time.
     not_after: Option<String>,
+    /// The newest revision at which it was there and not about to be deleted (a deletionTimestamp); null if `revision` is.
+    before: Option<Revision>,
     /// The owner of the object; null if it had none, or if it cannot be decoded.
     owner: Option<&'a Owner>,
     /// Whether the key exists again at the second point.
@@ -130,19 +132,35 @@ impl DeletedArgs {
         let all: Vec<(&DeletedKey, Option<ObjectName<'_>>)> = all.collect();
         // Unless something is asked for, a deleted namespace stands for all that was in it.
         let is_summary = !self.select.is_given();
-        let objects = all.iter().filter_map(|(_, object)| *object);
-        let namespaces = objects.filter(|o| is_summary && kind_of(o) == "namespaces");
-        let mut inside: HashMap<&str, usize> = namespaces.map(|o| (o.name, 0)).collect();
+        let objects = all
+            .iter()
+            .filter_map(|(d, object)| Some((d.revision, (*object)?)));
+        let namespaces = objects.filter(|(_, o)| is_summary && kind_of(o) == "namespaces");
+        let ended: HashMap<&str, Option<Revision>> =
+            namespaces.map(|(revision, o)| (o.name, revision)).collect();
+        let mut inside: HashMap<&str, usize> = ended.keys().map(|name| (*name, 0)).collect();
         let mut shown = Vec::new();
         for &(d, object) in &all {
             let namespace = object.and_then(|o| o.namespace);
-            if let Some(count) = namespace.and_then(|n| inside.get_mut(n)) {
+            // What was deleted later, was in a namespace of the same name that was made again.
+            let with_it = |n: &&str| {
+                ended
+                    .get(n)
+                    .is_some_and(|at| at.is_none() || d.revision <= *at)
+            };
+            if let Some(count) = namespace.filter(with_it).and_then(|n| inside.get_mut(n)) {
                 *count += 1;
             } else {
                 shown.push((d, object));
             }
         }
         let mut text = Blocks::default();
+        let (from, to) = (deleted.from, deleted.to.revision);
+        let span = match from {
+            Revision(0) => format!("up to revision {to}"),
+            from => format!("after revision {from} up to {to}"),
+        };
+        text.line(format_args!("Deleted {span}"));
         let rows = shown.iter().map(|&(d, object)| row(d, object, &inside));
         if !shown.is_empty() {
             text.table(&["REVISION", "TIME", "DELETED", "OWNER"], rows.collect());
@@ -153,21 +171,15 @@ impl DeletedArgs {
                 count(deleted.events, "Event")
             ));
         }
-        let (from, to) = (deleted.from, deleted.to.revision);
         if all.is_empty() && deleted.events == 0 {
-            let from = if from == Revision(0) {
-                "up to revision".to_owned()
-            } else {
-                format!("from revision {from} to")
-            };
-            text.line(format_args!("nothing was deleted {from} {to}"));
+            text.line("nothing was deleted");
         }
         // What has an owner is made anew by it.
         let without_owner = shown
             .iter()
             .rfind(|(d, object)| d.owner.is_none() && !d.is_recreated && object.is_some());
         if let Some((d, Some(object))) = without_owner {
-            let before = d.revision.map_or(from, Revision::previous);
+            let before = d.before.unwrap_or(from);
             text.line("To bring one back:");
             // It is copied, so it is not wrapped.
             let (object, before) = (object.to_string(), before.to_string());
@@ -239,6 +251,7 @@ fn print_json(
             revision: d.revision,
             time: d.time.as_deref(),
             not_after: d.not_after.map(rfc3339),
+            before: d.before,
             owner: d.owner.as_ref(),
             recreated: d.is_recreated,
         })?;

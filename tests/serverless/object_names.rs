@@ -4,16 +4,23 @@ use crate::support::deltafold;
 use crate::support::made_backups::{BASE, Bucket};
 use base64::prelude::{BASE64_STANDARD as STANDARD, Engine as _};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 
 /// Writes a delta of one event for each change: a value, or `None` for a deletion.
 fn change(bucket: &Bucket, changes: &[(&str, Option<&str>)]) {
+    let mut lives: HashMap<&str, (i64, i64)> = HashMap::new();
     for (n, (key, value)) in (1..).zip(changes) {
         let at = BASE + n;
+        let (created, version) = match value {
+            Some(_) => lives.entry(key).or_insert((at, 0)),
+            None => &mut lives.remove(key).unwrap_or_default(),
+        };
+        *version += 1;
         let key = STANDARD.encode(key);
         let event = match value {
             Some(value) => {
                 let value = STANDARD.encode(value);
-                json!({"kv": {"key": key, "value": value, "create_revision": at, "mod_revision": at, "version": 1}})
+                json!({"kv": {"key": key, "value": value, "create_revision": created, "mod_revision": at, "version": version}})
             }
             None => json!({"type": 1, "kv": {"key": key, "mod_revision": at}}),
         };
@@ -322,5 +329,49 @@ fn a_list_that_lacks_encrypted_objects_says_so() {
     assert!(
         text.contains("no file opens it, because its key is in a KMS"),
         "{text}"
+    );
+}
+
+/// A namespace empties while it is Terminating: what is offered is from before. A namespace that was made again is another.
+#[test]
+fn a_deleted_namespace_is_offered_as_it_was_before_it_emptied() {
+    let terminating = r#"{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"gone","deletionTimestamp":"2026-11-21T02:29:00Z"}}"#;
+    let whole = r#"{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"gone"}}"#;
+    let bucket = Bucket::with_base();
+    let (namespace, pod) = ("/registry/namespaces/gone", "/registry/pods/gone/a");
+    change(
+        &bucket,
+        &[
+            (namespace, Some(whole)),
+            (pod, Some("{}")),
+            (namespace, Some(terminating)),
+            (pod, None),
+            (namespace, Some(terminating)),
+            (namespace, None),
+            (namespace, Some(whole)),
+            ("/registry/pods/gone/later", Some("{}")),
+            ("/registry/pods/gone/later", None),
+        ],
+    );
+    let (_, text, stderr) = said(&bucket, &format!("deleted --since {BASE}"));
+    let last = BASE + 9;
+    assert!(
+        text.starts_with(&format!("Deleted after revision {BASE} up to {last}")),
+        "{text}{stderr}"
+    );
+    assert!(
+        text.contains("namespace/gone and 1 object in it (exists again)"),
+        "{text}"
+    );
+    assert!(text.contains("pod/gone/later"), "{text}");
+    let (_, result, _) = bucket.run("deleted", &["--since", &BASE.to_string()]);
+    let all = result["deleted"].as_array().unwrap();
+    let gone = all
+        .iter()
+        .find(|d| d["object"] == "namespace/gone")
+        .unwrap();
+    assert_eq!(
+        [&gone["revision"], &gone["before"]],
+        [&json!(BASE + 6), &json!(BASE + 2)]
     );
 }

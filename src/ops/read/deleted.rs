@@ -38,6 +38,9 @@ pub struct DeletedKey {
     pub time: Option<String>,
     /// If `time` is `None`, when the first snapshot after the deletion was taken; `None` if that is unknown, too.
     pub not_after: Option<DateTime<Utc>>,
+    /// The newest revision at which it was there and not about to be deleted: a namespace empties while it is; `None` if no
+    /// snapshot records the deletion.
+    pub before: Option<Revision>,
     /// The owner of the object, if it had one.
     pub owner: Option<Owner>,
     /// Whether the key exists again at the second point.
@@ -77,6 +80,8 @@ struct WindowChange {
     /// `None` if only a full holds the change.
     time: Option<String>,
     is_deletion: bool,
+    /// Whether the object has a deletionTimestamp.
+    is_terminating: bool,
     owner: Option<Owner>,
 }
 
@@ -270,7 +275,12 @@ impl Walk<'_> {
             } else {
                 None
             };
+            let terminating = before.iter().rev().take_while(|c| c.is_terminating).last();
             deleted = Some(DeletedKey {
+                before: terminating
+                    .map(|c| c.main)
+                    .or(revision)
+                    .map(Revision::previous),
                 not_after,
                 revision,
                 time,
@@ -306,19 +316,31 @@ fn add_change(
     keys: &EncryptionKeys,
 ) -> Result<()> {
     let (main, sub) = version.revision;
+    let object = version.kv.and_then(|kv| object_of(kv, keys));
     let change = WindowChange {
         main,
         sub,
         time: version.time.map(|(text, _)| text.to_owned()),
         is_deletion: version.kv.is_none(),
-        owner: version.kv.and_then(|kv| owner_of(kv, keys)),
+        is_terminating: object.as_ref().is_some_and(|object| {
+            let metadata = object.json.get("metadata");
+            metadata.is_some_and(|m| m.get("deletionTimestamp").is_some_and(|at| !at.is_null()))
+        }),
+        owner: object.as_ref().and_then(owner_in),
     };
     lock(sorter).push(version.key, &encode(&change)?)
 }
 
 /// Returns the owner of an object: the controller, or the first one.
 pub(crate) fn owner_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Owner> {
-    let object = Object::of_record_with(kv, keys, Detail::WithoutManagers).ok()?;
+    owner_in(&object_of(kv, keys)?)
+}
+
+fn object_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Object> {
+    Object::of_record_with(kv, keys, Detail::WithoutManagers).ok()
+}
+
+fn owner_in(object: &Object) -> Option<Owner> {
     let owners = object.json.get("metadata")?.get("ownerReferences")?;
     let owners = owners.as_array()?;
     let controller = owners.iter().find(|owner| owner["controller"] == true);
