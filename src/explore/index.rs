@@ -7,18 +7,17 @@
 use super::kinds::{self, Kind, KindId, Kinds};
 use crate::backup::chain::RevisionRange;
 use crate::base::temp::{self, TempFile};
-use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{KeyNames, Resource};
-use crate::ops::read::versions::{Collect, Coverage, FoundVersion};
+use crate::ops::read::stream::{KeyChange, VersionStream};
+use crate::ops::read::versions::Coverage;
 use crate::prefix::Context;
 use chrono::{DateTime, Utc};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::ops::Range;
-use std::sync::Mutex;
 
 /// The most versions of an index: 240 MB of memory, and more while it is made.
 const MAX_VERSIONS: usize = 10_000_000;
@@ -195,71 +194,71 @@ impl Index {
     }
 }
 
-/// Collects the versions of all keys.
-pub(super) struct Builder(Mutex<CollectedVersions>);
-
-struct CollectedVersions {
-    ids: HashMap<Box<[u8]>, u32>,
-    entries: Vec<Entry>,
-    /// For each full in the order of reading, the revision at and below which it has only the newest version of each key.
-    fulls: Vec<Revision>,
-    /// The last version of each key in a full.
-    last: Vec<InFull>,
-    absences: Vec<Absence>,
-    times: BTreeMap<Revision, DateTime<Utc>>,
-    records: TempFile,
-    buffer: Vec<u8>,
-}
-
-#[derive(Clone, Copy)]
-struct Entry {
-    key: u32,
-    version: Version,
-    /// Whether it is of a delta, with a time. It comes before the same version in a full.
-    is_of_delta: bool,
-}
-
-/// The last version of a key that was found in a full.
-#[derive(Clone, Copy, Default)]
-struct InFull {
-    revision: Revision,
-    /// The number of fulls up to the last one that holds the key at its compacted revision.
-    fulls: u32,
-}
-
-/// Fulls that lack a key at their compacted revisions, between two that hold it. All absences take the memory of what
-/// changed, and not that of all keys in all fulls.
-struct Absence {
-    key: u32,
-    /// The positions of the fulls.
-    fulls: Range<u32>,
-}
-
-impl Builder {
-    /// Returns a builder that writes to the temporary directory.
+impl Index {
+    /// Makes the index of all versions of a stream. `prefixes` are those of the API servers.
     ///
     /// # Errors
-    /// `Io`, `NoSpace`, `PermissionDenied`.
-    pub(super) fn new(ctx: &Context) -> Result<Self> {
-        let records = temp::Dir::new(&ctx.temp_dir, true).file()?;
-        Ok(Builder(Mutex::new(CollectedVersions::new(records))))
-    }
-
-    /// Ends the reading and returns the index. `prefix` is that of the API server.
-    ///
-    /// # Errors
-    /// `Io`, `NoSpace`.
-    pub(super) fn finish(self, coverage: Coverage, prefixes: &EtcdPrefixes) -> Result<Index> {
-        let mut found = unpoisoned(self.0.into_inner());
-        found.flush()?;
-        let absences = Absences::of(&mut found);
-        let first = absences.compacted.first().copied();
+    /// `TooLarge` if there are more than ten million versions; `Io`, `NoSpace`, `PermissionDenied`.
+    pub(super) fn of(
+        ctx: &Context,
+        mut stream: VersionStream,
+        prefixes: &EtcdPrefixes,
+    ) -> Result<Self> {
+        let mut records = Records {
+            file: temp::Dir::new(&ctx.temp_dir, true).file()?,
+            buffer: Vec::new(),
+        };
+        let (mut keys, mut versions): (Vec<Key>, Vec<Version>) = (Vec::new(), Vec::new());
+        let mut times: BTreeMap<Revision, DateTime<Utc>> = BTreeMap::new();
+        while let Some(found) = stream.next()? {
+            ctx.store.cancel().check()?;
+            if versions.len() >= MAX_VERSIONS {
+                return Err(Reason::TooLarge.error(format!(
+                    "the backup has more than {MAX_VERSIONS} versions of keys: look at one of them with `deltafold history`, or copy a part of the backup with `deltafold copy` and explore that"
+                )));
+            }
+            let time = found.time.map(DateTime::parse_from_rfc3339);
+            if let Some(Ok(time)) = time {
+                times.entry(found.revision).or_insert(time.to_utc());
+            }
+            let place = versions.len() as u32;
+            let is_same = keys.last().is_some_and(|key| *key.bytes == *found.key);
+            if !is_same {
+                keys.push(Key {
+                    bytes: found.key.into(),
+                    kind: None,
+                    namespace: 0..0,
+                    name: 0..0,
+                    versions: place..place,
+                });
+            } else if versions
+                .last()
+                .is_some_and(|v| v.revision == found.revision)
+            {
+                // A transaction that deletes the key and puts it again.
+                versions.pop();
+            }
+            let (offset, length) = match found.change {
+                KeyChange::Put(record) => records.push(record)?,
+                KeyChange::Deleted | KeyChange::DeletedUnrecorded => (0, 0),
+            };
+            versions.push(Version {
+                revision: found.revision,
+                offset,
+                length,
+                is_inferred: matches!(found.change, KeyChange::DeletedUnrecorded),
+            });
+            if let Some(key) = keys.last_mut() {
+                key.versions.end = versions.len() as u32;
+            }
+        }
+        records.flush()?;
         // The times of changes come first.
-        for (revision, time) in &coverage.moments {
-            found.times.entry(*revision).or_insert(*time);
+        for (revision, time) in &stream.coverage.moments {
+            times.entry(*revision).or_insert(*time);
         }
         let mut latest = DateTime::<Utc>::MIN_UTC;
-        let moments = found.times.into_iter().map(|(revision, time)| {
+        let moments = times.into_iter().map(|(revision, time)| {
             latest = latest.max(time);
             Moment {
                 revision,
@@ -268,58 +267,24 @@ impl Builder {
             }
         });
         let moments = moments.collect();
-        let mut names: Vec<(Box<[u8]>, u32)> = found.ids.into_iter().collect();
-        names.sort_unstable();
-        let mut place = vec![0; names.len()];
-        for (at, (_, id)) in (0_u32..).zip(&names) {
-            place[*id as usize] = at;
-        }
-        let mut entries = found.entries;
-        entries.sort_unstable_by_key(|e| {
-            let version = &e.version;
-            (
-                place[e.key as usize],
-                version.revision,
-                !e.is_of_delta,
-                version.offset,
-            )
-        });
-        entries.dedup_by_key(|e| (e.key, e.version.revision));
-        let first = first.unwrap_or(Revision(1)).max(Revision(1));
+        let first = stream.first_state().unwrap_or(Revision(1)).max(Revision(1));
+        let coverage = stream.coverage;
         let mut unknown = coverage.unknown();
         unknown.retain(|range| range.1 > first);
         let mut index = Index {
-            keys: Vec::with_capacity(names.len()),
-            versions: Vec::with_capacity(entries.len()),
+            keys,
+            versions,
             moments,
             kinds: Kinds::default(),
             first,
             coverage,
             unknown,
-            records: found.records,
+            records: records.file,
         };
-        let mut rest = entries.as_slice();
-        for (bytes, id) in names {
-            let size = rest.iter().take_while(|e| e.key == id).count();
-            let (of_key, others) = rest.split_at(size);
-            rest = others;
-            let begin = index.versions.len() as u32;
-            absences.add_versions(&mut index.versions, id, of_key);
-            index.keys.push(Key {
-                bytes,
-                kind: None,
-                namespace: 0..0,
-                name: 0..0,
-                versions: begin..index.versions.len() as u32,
-            });
-        }
-        drop(entries);
         index.name_objects(prefixes)?;
         Ok(index)
     }
-}
 
-impl Index {
     /// Finds out which keys are objects of Kubernetes.
     fn name_objects(&mut self, prefixes: &EtcdPrefixes) -> Result<()> {
         let mut keys = std::mem::take(&mut self.keys);
@@ -347,244 +312,31 @@ impl Index {
     }
 }
 
-impl Collect for Builder {
-    fn wants(&self, _: &[u8]) -> bool {
-        true
-    }
-
-    fn begin_full(&self, compacted: Revision) {
-        lock(&self.0).fulls.push(compacted);
-    }
-
-    fn add(&self, found: FoundVersion<'_>) -> Result<()> {
-        let mut record = Vec::new();
-        if let Some(kv) = found.kv {
-            kv.encode(&mut record);
-        }
-        lock(&self.0).add(&found, &record)
-    }
+/// The records on their way to the file.
+struct Records {
+    file: TempFile,
+    buffer: Vec<u8>,
 }
 
-impl CollectedVersions {
-    fn new(records: TempFile) -> Self {
-        CollectedVersions {
-            ids: HashMap::new(),
-            entries: Vec::new(),
-            fulls: Vec::new(),
-            last: Vec::new(),
-            absences: Vec::new(),
-            times: BTreeMap::new(),
-            records,
-            buffer: Vec::new(),
-        }
-    }
-
-    fn add(&mut self, found: &FoundVersion<'_>, record: &[u8]) -> Result<()> {
-        if self.entries.len() >= MAX_VERSIONS {
-            return Err(Reason::TooLarge.error(format!(
-                "the backup has more than {MAX_VERSIONS} versions of keys: look at one of them with `deltafold history`, or copy a part of the backup with `deltafold copy` and explore that"
-            )));
-        }
-        let key = match self.ids.get(found.key) {
-            Some(id) => *id,
-            None => {
-                let id = self.ids.len() as u32;
-                self.ids.insert(found.key.into(), id);
-                self.last.push(InFull::default());
-                id
-            }
-        };
-        let revision = found.revision.0;
-        match found.time {
-            Some((_, time)) => _ = self.times.entry(revision).or_insert(time),
-            None => {
-                let (last, fulls) = (&mut self.last[key as usize], self.fulls.len() as u32);
-                if self.fulls.last().is_some_and(|c| revision <= *c) && last.fulls < fulls {
-                    if last.fulls + 1 < fulls {
-                        self.absences.push(Absence {
-                            key,
-                            fulls: last.fulls..fulls - 1,
-                        });
-                    }
-                    last.fulls = fulls;
-                }
-                // Most keys do not change from one full to the next.
-                if std::mem::replace(&mut last.revision, revision) == revision {
-                    return Ok(());
-                }
-            }
-        }
-        let offset = self.records.len() + self.buffer.len() as u64;
+impl Records {
+    /// Adds a record, and returns its place and its length.
+    fn push(&mut self, record: &[u8]) -> Result<(u64, u32)> {
+        let offset = self.file.len() + self.buffer.len() as u64;
         self.buffer.extend_from_slice(record);
         if self.buffer.len() >= BUFFER {
             self.flush()?;
         }
-        self.entries.push(Entry {
-            key,
-            is_of_delta: found.time.is_some(),
-            version: Version {
-                revision,
-                offset,
-                length: u32::try_from(record.len())
-                    .map_err(|_| Error::corrupt("a record is longer than 4 GiB"))?,
-                is_inferred: false,
-            },
-        });
-        Ok(())
+        let length = u32::try_from(record.len());
+        Ok((
+            offset,
+            length.map_err(|_| Error::corrupt("a record is longer than 4 GiB"))?,
+        ))
     }
 
     fn flush(&mut self) -> Result<()> {
-        let written = self.records.write_all(&self.buffer);
+        let written = self.file.write_all(&self.buffer);
         written.map_err(|e| Error::io("write the index to the temporary directory", e))?;
         self.buffer.clear();
         Ok(())
-    }
-}
-
-/// The absences of all keys.
-struct Absences {
-    /// The compacted revisions of the fulls, in ascending order.
-    compacted: Vec<Revision>,
-    /// The place of each full in this order; empty if they were read in it.
-    places: Vec<u32>,
-    /// In the order of the keys' numbers.
-    all: Vec<Absence>,
-}
-
-impl Absences {
-    /// Takes the absences of a finished reading.
-    fn of(found: &mut CollectedVersions) -> Self {
-        let mut all = std::mem::take(&mut found.absences);
-        let fulls = found.fulls.len() as u32;
-        for (key, last) in (0..).zip(&found.last) {
-            if last.fulls < fulls {
-                all.push(Absence {
-                    key,
-                    fulls: last.fulls..fulls,
-                });
-            }
-        }
-        all.sort_unstable_by_key(|a| (a.key, a.fulls.start));
-        let mut compacted = std::mem::take(&mut found.fulls);
-        let mut places = Vec::new();
-        if !compacted.is_sorted() {
-            let mut order: Vec<u32> = (0..fulls).collect();
-            order.sort_by_key(|&full| compacted[full as usize]);
-            places.resize(order.len(), 0);
-            for (place, &full) in (0..).zip(&order) {
-                places[full as usize] = place;
-            }
-            compacted.sort_unstable();
-        }
-        Absences {
-            compacted,
-            places,
-            all,
-        }
-    }
-
-    /// Returns the ranges of fulls that lack a key, in the order of their compacted revisions.
-    fn of_key(&self, key: u32) -> Vec<Range<u32>> {
-        let begin = self.all.partition_point(|a| a.key < key);
-        let of_key = self.all[begin..].iter().take_while(|a| a.key == key);
-        let ranges = of_key.map(|a| a.fulls.clone());
-        if self.places.is_empty() {
-            return ranges.collect();
-        }
-        let mut places: Vec<u32> = ranges
-            .flatten()
-            .map(|full| self.places[full as usize])
-            .collect();
-        places.sort_unstable();
-        places.into_iter().map(|place| place..place + 1).collect()
-    }
-
-    /// Adds the versions of a key, and the deletions that no snapshot records: a full holds every key that exists at its
-    /// compacted revision, so a key that it lacks was deleted before, in a gap.
-    fn add_versions(&self, versions: &mut Vec<Version>, key: u32, of_key: &[Entry]) {
-        let absent = self.of_key(key);
-        let mut absent = absent
-            .iter()
-            .map(|range| &self.compacted[range.start as usize..range.end as usize])
-            .peekable();
-        for (nth, entry) in of_key.iter().enumerate() {
-            let version = entry.version;
-            versions.push(version);
-            let is_before = |c: &Revision| *c <= version.revision;
-            while absent
-                .next_if(|fulls| fulls.last().is_some_and(is_before))
-                .is_some()
-            {}
-            let Some(fulls) = absent.peek().filter(|_| !version.is_deletion()) else {
-                continue;
-            };
-            let next = of_key.get(nth + 1).map(|next| next.version.revision);
-            let lacking = fulls.get(fulls.partition_point(is_before)).copied();
-            if let Some(compacted) = lacking.filter(|c| next.is_none_or(|next| *c < next)) {
-                versions.push(Version {
-                    revision: compacted,
-                    offset: 0,
-                    length: 0,
-                    is_inferred: true,
-                });
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The versions of keys by what changed: a writer can make thousands of fulls that hold or lack a million keys.
-    #[test]
-    fn fulls_that_repeat_the_keys_take_no_memory() {
-        let records = temp::Dir::new(std::env::temp_dir(), false).file();
-        let mut found = CollectedVersions::new(records.unwrap());
-        let kv = KeyValue::default();
-        let time = ("", DateTime::UNIX_EPOCH);
-        let add = |found: &mut CollectedVersions, key: u32, revision: i64, in_delta: bool| {
-            let version = FoundVersion {
-                key: &key.to_be_bytes(),
-                revision: (Revision(revision), 0),
-                time: in_delta.then_some(time),
-                nth: 0,
-                kv: Some(&kv),
-            };
-            found.add(&version, b"record").unwrap();
-        };
-        // Keys 0 to 99 are in all fulls, 100 to 199 in those from 200 to 299, and 200 to 299 in a delta alone.
-        for key in 200..300 {
-            add(&mut found, key, 7, true);
-        }
-        // Not in the order of reading.
-        for nth in 0..1000 {
-            found.fulls.push(Revision(1000 + (nth ^ 1)));
-            for key in 0..200 {
-                if key < 100 || (200..300).contains(&nth) {
-                    add(&mut found, key, 5, false);
-                }
-            }
-        }
-        assert_eq!((found.entries.len(), found.absences.len()), (300, 100));
-        let absences = Absences::of(&mut found);
-        assert_eq!(absences.all.len(), 300);
-        let versions = |key| {
-            let of_key: Vec<Entry> = (found
-                .entries
-                .iter()
-                .filter(|e| e.key == found.ids[&u32::to_be_bytes(key)[..]]))
-            .copied()
-            .collect();
-            let mut versions = Vec::new();
-            let id = found.ids[&u32::to_be_bytes(key)[..]];
-            absences.add_versions(&mut versions, id, &of_key);
-            let seen = versions.iter().map(|v| (v.revision.0, v.is_inferred));
-            seen.collect::<Vec<_>>()
-        };
-        assert_eq!(versions(0), [(5, false)]);
-        // The first full that lacks the key is the one with the lowest compacted revision.
-        assert_eq!(versions(100), [(5, false), (1000, true)]);
-        assert_eq!(versions(200), [(7, false), (1000, true)]);
     }
 }

@@ -19,9 +19,10 @@ mod views;
 
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
+use crate::mvcc::KeyRange;
 use crate::objects::EncryptionKeys;
 use crate::objects::key::EtcdPrefixes;
-use crate::ops::read::versions;
+use crate::ops::read::stream::VersionStream;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::scan::{Depth, scan};
 use crate::prefix::set_aside::{Purpose, decide_again};
@@ -30,7 +31,7 @@ use crate::telemetry::endpoint::BindAddress;
 use api::Shared;
 use axum::middleware::from_fn_with_state;
 use guard::{Token, guard};
-use index::{Builder, Index};
+use index::Index;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -129,8 +130,8 @@ fn refuse_empty(backup: &BackupLocation) -> Result<()> {
 fn read(backup: &BackupLocation, options: &Options) -> Result<Index> {
     let ctx = backup.context();
     decide_again([ctx], Purpose::Read, || {
-        let builder = Builder::new(ctx)?;
-        let coverage = versions::read(backup, options.timeline.as_deref(), &builder)?;
-        builder.finish(coverage, &options.prefixes)
+        let timeline = options.timeline.as_deref();
+        let stream = VersionStream::by_key(backup, timeline, &KeyRange::All)?;
+        Index::of(ctx, stream, &options.prefixes)
     })
 }

@@ -9,6 +9,7 @@ pub mod diff;
 pub mod history;
 pub mod json;
 mod kinds;
+pub(crate) mod stream;
 pub(crate) mod versions;
 
 use crate::backup::delta::{DeltaReader, Event};

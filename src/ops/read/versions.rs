@@ -47,9 +47,9 @@ pub(crate) trait Collect: Sync {
     /// Returns whether versions of a key are wanted.
     fn wants(&self, key: &[u8]) -> bool;
 
-    /// Says that the versions of another full follow, which has only the newest version of each key at and below this
-    /// revision.
-    fn begin_full(&self, _compacted: Revision) {}
+    /// Says that the versions up to `last` of another full follow, which has only the newest version of each key at and
+    /// below `compacted`.
+    fn begin_full(&self, _compacted: Revision, _last: Revision) {}
 
     /// Takes a version.
     ///
@@ -59,7 +59,7 @@ pub(crate) trait Collect: Sync {
 }
 
 /// What was read.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Coverage {
     /// The ID of the timeline; `None` for a plain snapshot file.
     pub(crate) timeline: Option<String>,
@@ -332,7 +332,7 @@ impl Coverage {
     ) -> Result<()> {
         let last = base.revision.min(last);
         let compacted = Revision(base.compact_revision.0.max(0));
-        collect.begin_full(compacted);
+        collect.begin_full(compacted, last);
         let mut c = db.cursor(&key_bucket(db)?);
         if first > ALL.0 {
             let mut begin = Vec::new();
