@@ -269,10 +269,8 @@ fn before(now: DateTime<Utc>, age: &str) -> Option<DateTime<Utc>> {
     while let Some(word) = words.next() {
         let is_number = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
         let part = if is_number {
-            match words.next()? {
-                "year" | "years" => format!("{}d", word.parse::<u64>().ok()?.checked_mul(365)?),
-                other => format!("{word}{}", unit(other)?),
-            }
+            let (number, unit) = unit(words.next()?)?;
+            format!("{}{unit}", word.parse::<u64>().ok()?.checked_mul(number)?)
         } else {
             word.to_owned()
         };
@@ -282,14 +280,15 @@ fn before(now: DateTime<Utc>, age: &str) -> Option<DateTime<Utc>> {
     Some(time)
 }
 
-/// Returns the unit of a duration for the word that stands for it.
-fn unit(word: &str) -> Option<&'static str> {
+/// Returns what a word stands for: a number of a duration's unit.
+fn unit(word: &str) -> Option<(u64, &'static str)> {
     Some(match word.strip_suffix('s').unwrap_or(word) {
-        "second" | "sec" => "s",
-        "minute" | "min" => "m",
-        "hour" => "h",
-        "day" => "d",
-        "week" => "w",
+        "second" | "sec" => (1, "s"),
+        "minute" | "min" => (1, "m"),
+        "hour" => (1, "h"),
+        "day" => (1, "d"),
+        "week" => (1, "w"),
+        "year" => (365, "d"),
         _ => return None,
     })
 }

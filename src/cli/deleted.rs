@@ -136,20 +136,17 @@ impl DeletedArgs {
             .iter()
             .filter_map(|(d, object)| Some((d.revision, (*object)?)));
         let namespaces = objects.filter(|(_, o)| is_summary && kind_of(o) == "namespaces");
-        let ended: HashMap<&str, Option<Revision>> =
-            namespaces.map(|(revision, o)| (o.name, revision)).collect();
-        let mut inside: HashMap<&str, usize> = ended.keys().map(|name| (*name, 0)).collect();
+        let mut inside: HashMap<&str, Inside> = namespaces
+            .map(|(ended, o)| (o.name, Inside { ended, objects: 0 }))
+            .collect();
         let mut shown = Vec::new();
         for &(d, object) in &all {
             let namespace = object.and_then(|o| o.namespace);
+            let inside = namespace.and_then(|n| inside.get_mut(n));
             // What was deleted later, was in a namespace of the same name that was made again.
-            let with_it = |n: &&str| {
-                ended
-                    .get(n)
-                    .is_some_and(|at| at.is_none() || d.revision <= *at)
-            };
-            if let Some(count) = namespace.filter(with_it).and_then(|n| inside.get_mut(n)) {
-                *count += 1;
+            let is_later = |i: &&mut Inside| i.ended.is_some_and(|ended| d.revision > Some(ended));
+            if let Some(inside) = inside.filter(|i| !is_later(i)) {
+                inside.objects += 1;
             } else {
                 shown.push((d, object));
             }
@@ -194,15 +191,23 @@ impl DeletedArgs {
     }
 }
 
-/// Returns the row of a deletion. `inside` has the number of deleted objects in each deleted namespace.
-fn row(d: &DeletedKey, object: Option<ObjectName<'_>>, inside: &HashMap<&str, usize>) -> Row {
+/// A deleted namespace.
+struct Inside {
+    /// The revision of its deletion, if it is known.
+    ended: Option<Revision>,
+    /// The number of deleted objects in it.
+    objects: usize,
+}
+
+/// Returns the row of a deletion.
+fn row(d: &DeletedKey, object: Option<ObjectName<'_>>, inside: &HashMap<&str, Inside>) -> Row {
     let mut name = match object {
         Some(object) => object.to_string(),
         None => text::key(&d.key).into_owned(),
     };
     let namespace = object.filter(|o| kind_of(o) == "namespaces");
-    if let Some(&objects) = namespace.and_then(|o| inside.get(o.name)) {
-        name += &format!(" and {} in it", count(objects, "object"));
+    if let Some(Inside { objects, .. }) = namespace.and_then(|o| inside.get(o.name)) {
+        name += &format!(" and {} in it", count(*objects, "object"));
     }
     if d.is_recreated {
         name += " (exists again)";

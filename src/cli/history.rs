@@ -2,7 +2,7 @@
 //!
 //! `ops::read::history` collects the versions.
 
-use super::objects::{LabelArgs, ObjectArgs, SelectArgs, kinds};
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output, size, text};
 use crate::backup::chain::{RevisionRange, show_ranges};
@@ -15,9 +15,9 @@ use crate::objects::reference::Selection;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{EncryptionKeys, Object};
 use crate::ops::options::Point;
-use crate::ops::read::Keys;
 use crate::ops::read::history::{DatedEvent, EventsOf, History, Version};
 use crate::ops::read::json::{KeyJson, VersionJson};
+use crate::ops::read::{Keys, kinds};
 use crate::prefix::open::BackupLocation;
 use clap::Args;
 use serde::Serialize;

@@ -10,7 +10,7 @@ use crate::objects::reference::{KindsOf, Names};
 use crate::objects::resource::{Resource, labels};
 use crate::objects::selector::Selector;
 use crate::objects::{EncryptionKeys, NotDecoded, Object};
-use crate::ops::read::{kinds_ever, kinds_in};
+use crate::ops::read::kinds;
 use crate::prefix::open::{BackupLocation, State};
 use clap::Args;
 use serde_json::{Map, Value};
@@ -147,22 +147,6 @@ impl SelectArgs {
             all_namespaces: self.all || is_filter,
             prefixes,
         }
-    }
-}
-
-/// Returns the kinds of a state, or of its whole timeline.
-///
-/// # Errors
-/// As [`kinds_in`] and [`kinds_ever`].
-pub(super) fn kinds(
-    backup: &BackupLocation,
-    state: &State,
-    of: KindsOf,
-    prefixes: &EtcdPrefixes,
-) -> Result<Vec<Resource>> {
-    match of {
-        KindsOf::State => kinds_in(backup, state, prefixes),
-        KindsOf::AllTimes => kinds_ever(backup, state, prefixes),
     }
 }
 

@@ -319,7 +319,7 @@ async fn download(State(shared): State<Arc<Shared>>, Query(p): Query<Parameters>
     let show = move |shared: &Shared, index: &Index| {
         let revision = p.revision(index)?;
         let shown = Shown::of(index, p.key(index)?, revision, &p.show(shared))?;
-        if shown.has_placeholders {
+        if shown.is_secret && !p.secrets {
             return Err(Reason::Usage.error(
                 "the values of a Secret are hidden, so the file could not be applied: show them first",
             ));

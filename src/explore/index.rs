@@ -16,7 +16,7 @@ use crate::ops::read::versions::Coverage;
 use crate::prefix::Context;
 use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 
 /// The most versions of an index: 240 MB of memory, and more while it is made.
@@ -205,8 +205,8 @@ impl Index {
         prefixes: &EtcdPrefixes,
     ) -> Result<Self> {
         let mut records = Records {
-            file: temp::Dir::new(&ctx.temp_dir, true).file()?,
-            buffer: Vec::new(),
+            file: BufWriter::with_capacity(BUFFER, temp::Dir::new(&ctx.temp_dir, true).file()?),
+            length: 0,
         };
         let (mut keys, mut versions): (Vec<Key>, Vec<Version>) = (Vec::new(), Vec::new());
         let mut times: BTreeMap<Revision, DateTime<Utc>> = BTreeMap::new();
@@ -252,7 +252,7 @@ impl Index {
                 key.versions.end = versions.len() as u32;
             }
         }
-        records.flush()?;
+        let records = records.finish()?;
         // The times of changes come first.
         for (revision, time) in &stream.coverage.moments {
             times.entry(*revision).or_insert(*time);
@@ -267,8 +267,11 @@ impl Index {
             }
         });
         let moments = moments.collect();
-        let first = stream.first_state().unwrap_or(Revision(1)).max(Revision(1));
         let coverage = stream.coverage;
+        let first = coverage
+            .first_state()
+            .unwrap_or(Revision(1))
+            .max(Revision(1));
         let mut unknown = coverage.unknown();
         unknown.retain(|range| range.1 > first);
         let mut index = Index {
@@ -279,7 +282,7 @@ impl Index {
             first,
             coverage,
             unknown,
-            records: records.file,
+            records,
         };
         index.name_objects(prefixes)?;
         Ok(index)
@@ -312,31 +315,30 @@ impl Index {
     }
 }
 
-/// The records on their way to the file.
+/// The file of the records.
 struct Records {
-    file: TempFile,
-    buffer: Vec<u8>,
+    file: BufWriter<TempFile>,
+    length: u64,
 }
 
 impl Records {
     /// Adds a record, and returns its place and its length.
     fn push(&mut self, record: &[u8]) -> Result<(u64, u32)> {
-        let offset = self.file.len() + self.buffer.len() as u64;
-        self.buffer.extend_from_slice(record);
-        if self.buffer.len() >= BUFFER {
-            self.flush()?;
-        }
-        let length = u32::try_from(record.len());
-        Ok((
-            offset,
-            length.map_err(|_| Error::corrupt("a record is longer than 4 GiB"))?,
-        ))
+        let length = u32::try_from(record.len())
+            .map_err(|_| Error::corrupt("a record is longer than 4 GiB"))?;
+        self.file.write_all(record).map_err(not_written)?;
+        let offset = self.length;
+        self.length += u64::from(length);
+        Ok((offset, length))
     }
 
-    fn flush(&mut self) -> Result<()> {
-        let written = self.file.write_all(&self.buffer);
-        written.map_err(|e| Error::io("write the index to the temporary directory", e))?;
-        self.buffer.clear();
-        Ok(())
+    fn finish(self) -> Result<TempFile> {
+        self.file
+            .into_inner()
+            .map_err(|e| not_written(e.into_error()))
     }
+}
+
+fn not_written(e: io::Error) -> Error {
+    Error::io("write the index to the temporary directory", e)
 }

@@ -186,7 +186,7 @@ pub enum KindsOf {
 /// What names select.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
-    /// All objects of these kinds, and their keys.
+    /// All objects of these kinds, and their keys; without words, all keys, and no kinds.
     Kinds(Vec<Resource>, KeyRange),
     /// Objects with names: the keys that each may have, since there are several prefixes of API servers.
     Objects(Vec<Vec<Vec<u8>>>),
@@ -221,6 +221,9 @@ impl Names<'_> {
         &self,
         custom: impl Fn(KindsOf) -> Result<Vec<Resource>, Error>,
     ) -> Result<Selection, Error> {
+        if self.words.is_empty() {
+            return Ok(Selection::Kinds(Vec::new(), self.all_keys()));
+        }
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         let (keys, words): (Vec<_>, Vec<_>) = self
             .words
@@ -237,7 +240,7 @@ impl Names<'_> {
             (references, _) => references?,
         };
         for of in [KindsOf::State, KindsOf::AllTimes] {
-            let mut are_known = !self.words.is_empty() || of == KindsOf::AllTimes;
+            let mut are_known = true;
             for reference in &references {
                 are_known &= reference.resource(&resources)?.is_some();
             }
@@ -247,26 +250,6 @@ impl Names<'_> {
             let mut more = custom(of)?;
             more.retain(|new| !resources.iter().any(|r| r.full_name() == new.full_name()));
             resources.extend(more);
-        }
-        if self.words.is_empty() {
-            resources.retain(|r| r.is_namespaced);
-            let range = match self.namespace {
-                // Also of kinds that nobody defines: OpenShift's, those of aggregated API servers, and orphans.
-                Some(namespace) => KeyRange::Namespace {
-                    roots: self
-                        .prefixes
-                        .iter()
-                        .map(|p| p.as_bytes().to_vec())
-                        .collect(),
-                    name: namespace.as_bytes().to_vec(),
-                },
-                None => KeyRange::prefixes(
-                    resources
-                        .iter()
-                        .flat_map(|r| r.prefixes(self.prefixes, None)),
-                ),
-            };
-            return Ok(Selection::Kinds(resources, range));
         }
         let (mut kinds, mut below) = (Vec::new(), Vec::new());
         for reference in &references {
@@ -291,6 +274,19 @@ impl Names<'_> {
             return Ok(Selection::Kinds(kinds, KeyRange::prefixes(below)));
         }
         Err(Reason::Usage.error("give either names, or kinds whose objects are all meant"))
+    }
+
+    /// All keys of the namespace, or of the API servers: also of kinds that nobody defines, OpenShift's, those of aggregated
+    /// API servers, and orphans.
+    fn all_keys(&self) -> KeyRange {
+        let roots = self.prefixes.iter().map(|p| p.as_bytes().to_vec());
+        match self.namespace {
+            Some(namespace) => KeyRange::Namespace {
+                roots: roots.collect(),
+                name: namespace.as_bytes().to_vec(),
+            },
+            None => KeyRange::prefixes(roots.map(|root| [&root[..], b"/"].concat())),
+        }
     }
 
     fn references(&self, words: &[&OsString]) -> Result<Vec<Reference>, Error> {

@@ -17,7 +17,7 @@ pub(super) enum Kind {
     Read,
     /// A whole object.
     Write,
-    /// The beginning of an upload, or a part of it.
+    /// An upload begins, or a part of it is sent.
     Part,
     /// The end of an upload, which gives the object its name.
     Complete,

@@ -8,7 +8,7 @@ mod table;
 pub use table::table;
 
 use super::format::Format;
-use super::objects::{LabelArgs, ObjectArgs, SelectArgs, kinds};
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, text};
 use crate::base::Cancel;
@@ -195,7 +195,7 @@ impl Printer<'_> {
         }
         let selection = match built_in {
             Err(e) if e.reason() == Reason::KeyNotFound => {
-                names.select(|of| kinds(self.backup, source, of, prefixes))
+                names.select(|of| read::kinds(self.backup, source, of, prefixes))
             }
             selection => selection,
         };

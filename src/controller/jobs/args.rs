@@ -15,7 +15,7 @@ drill-timeout file-mode if-needed include-excluded keep-daily keep-history keep-
 keepalive-time keepalive-timeout lease-ttl leases log-level mark-compacted max-delta-bytes max-full-age \
 no-record parallel quota-backend-bytes requests single-writer staging-age take-over threads timeline";
 
-/// Returns the first argument that is none of the [`PERMITTED`] flags and no value of one.
+/// Returns the first flag that is not [`PERMITTED`]. An argument without a dash is the value of a flag.
 pub(super) fn not_permitted(args: &[String]) -> Option<&str> {
     let is_permitted = |arg: &str| match arg.strip_prefix("--") {
         Some(flag) => PERMITTED

@@ -19,7 +19,7 @@ pub(super) use object::{Show, Shown};
 pub(super) use plot::Density;
 pub(super) use state::{Filter, Objects, Search, State};
 
-use super::index::Index;
+use super::index::{Index, Moment};
 use super::kinds::Kind;
 use crate::backup::chain::RevisionRange;
 use crate::base::time::rfc3339;
@@ -106,9 +106,10 @@ pub(in crate::explore) fn revision_of(index: &Index, text: Option<&str>) -> Resu
     match index.unknown_at(revision) {
         None => Ok(revision),
         Some((first, last)) => {
-            let after = match last < index.coverage.newest {
-                true => format!("{} or later", last.next()),
-                false => "none after it".to_owned(),
+            let after = if last < index.coverage.newest {
+                format!("{} or later", last.next())
+            } else {
+                "none after it".to_owned()
             };
             Err(Reason::RevisionGap.error(format!(
                 "nothing is known of revision {revision}: snapshots are missing or damaged, and no full tells the state from revision {first} to {last}; choose revision {} or earlier, or {after}",
@@ -142,14 +143,13 @@ pub(in crate::explore) fn any_revision_of(index: &Index, text: Option<&str>) -> 
 /// Returns the next known moment of a change after a revision, or the last one before it; the same one if there is none.
 pub(in crate::explore) fn step(index: &Index, revision: Revision, is_forward: bool) -> At {
     let moments = index.moments();
-    let mut known = moments
-        .iter()
-        .map(|m| m.revision)
-        .filter(|r| index.unknown_at(*r).is_none());
+    let is_known = |m: &&Moment| index.unknown_at(m.revision).is_none();
     let next = if is_forward {
-        known.find(|r| *r > revision)
+        let later = moments.partition_point(|m| m.revision <= revision);
+        moments[later..].iter().find(is_known)
     } else {
-        known.take_while(|r| *r < revision).last()
+        let earlier = moments.partition_point(|m| m.revision < revision);
+        moments[..earlier].iter().rfind(is_known)
     };
-    At::of(index, next.unwrap_or(revision))
+    At::of(index, next.map_or(revision, |m| m.revision))
 }

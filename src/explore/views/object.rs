@@ -42,10 +42,7 @@ pub(in crate::explore) struct Shown {
     /// Why an object is not decoded.
     not_decoded: Option<String>,
     /// Whether it is a Secret.
-    is_secret: bool,
-    /// Whether its values are replaced by their sizes.
-    #[serde(skip)]
-    pub(in crate::explore) has_placeholders: bool,
+    pub(in crate::explore) is_secret: bool,
     /// etcd's record: the revision of its creation, the number of its changes, and its lease.
     record: Option<RecordFacts>,
 }
@@ -80,7 +77,6 @@ impl Shown {
             is_cut: false,
             not_decoded: None,
             is_secret: false,
-            has_placeholders: false,
             record: None,
         };
         let Some(version) = index.at(key, revision) else {
@@ -103,8 +99,7 @@ impl Shown {
         match Object::of_record_with(&kv, show.keys, detail) {
             Ok(mut object) => {
                 shown.is_secret = object.kind() == "Secret" && object.api_version() == "v1";
-                shown.has_placeholders = shown.is_secret && !show.has_secrets;
-                if shown.has_placeholders {
+                if !show.has_secrets {
                     object.hide_secrets();
                 }
                 if show.is_clean {

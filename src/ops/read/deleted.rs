@@ -5,13 +5,14 @@
 
 use super::diff::Side;
 use super::versions::{FoundVersion, moments, read_between};
-use super::{Keys, SORT_BUFFER_BYTES, kinds_ever, kinds_in};
+use super::{Keys, SORT_BUFFER_BYTES, kinds};
 use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::opt::SINCE;
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::EtcdPrefixes;
+use crate::objects::reference::KindsOf;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{Detail, EncryptionKeys, Object};
 use crate::prefix::open::BackupLocation;
@@ -136,14 +137,14 @@ impl Deleted {
         };
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         for state in from.iter().chain([&to]) {
-            let custom = kinds_in(backup, state, prefixes)?.into_iter();
+            let custom = kinds(backup, state, KindsOf::State, prefixes)?.into_iter();
             let new: Vec<Resource> = custom.filter(|r| !resources.contains(r)).collect();
             resources.extend(new);
         }
         let range = match range(&resources) {
             // Of a kind that neither state has.
             Err(e) if e.reason() == Reason::KeyNotFound => {
-                resources.extend(kinds_ever(backup, &to, prefixes)?);
+                resources.extend(kinds(backup, &to, KindsOf::AllTimes, prefixes)?);
                 range(&resources)?
             }
             range => range?,

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::Object;
 use crate::objects::key::EtcdPrefixes;
+use crate::objects::reference::KindsOf;
 use crate::objects::resource::{DEFINITIONS, Resource};
 use crate::prefix::open::{BackupLocation, State};
 use std::collections::BTreeMap;
@@ -15,37 +16,35 @@ use std::sync::Mutex;
 /// The most kinds without a definition: a hostile backup may have a million.
 const MAX_UNDEFINED: usize = 10_000;
 
-/// Returns the kinds in a state. Definitions that cannot be decoded are logged.
+/// Returns the kinds in a state, or in all that the snapshots of its timeline hold. Definitions that cannot be decoded, and
+/// those that were deleted, are logged.
 ///
 /// # Errors
-/// As [`State::for_each_live`].
-pub fn kinds_in(
+/// As [`State::for_each_live`] and [`versions::read`].
+pub fn kinds(
     backup: &BackupLocation,
     state: &State,
+    of: KindsOf,
     prefixes: &EtcdPrefixes,
 ) -> Result<Vec<Resource>> {
-    let found = FoundKinds::new(prefixes);
-    let roots = KeyRange::prefixes(prefixes.iter().map(|p| format!("{p}/").into_bytes()));
-    state.for_each_live(backup.context(), roots, |kv| {
-        found.see(kv.key, kv.mod_revision, Some(kv));
-        Ok(())
-    })?;
-    Ok(found.finish())
-}
-
-/// Returns the kinds that the snapshots of a state's timeline hold, also those that were deleted. That a definition was
-/// deleted is logged.
-///
-/// # Errors
-/// As [`versions::read`].
-pub fn kinds_ever(
-    backup: &BackupLocation,
-    state: &State,
-    prefixes: &EtcdPrefixes,
-) -> Result<Vec<Resource>> {
-    let found = FoundKinds::new(prefixes);
-    let timeline = backup.file().is_none().then_some(state.timeline.as_str());
-    versions::read(backup, timeline, &found)?;
+    let found = FoundKinds {
+        prefixes,
+        definitions: Mutex::default(),
+        undefined: Mutex::default(),
+    };
+    match of {
+        KindsOf::State => {
+            let roots = prefixes.iter().map(|p| format!("{p}/").into_bytes());
+            state.for_each_live(backup.context(), KeyRange::prefixes(roots), |kv| {
+                found.see(kv.key, kv.mod_revision, Some(kv));
+                Ok(())
+            })?;
+        }
+        KindsOf::AllTimes => {
+            let timeline = backup.file().is_none().then_some(state.timeline.as_str());
+            versions::read(backup, timeline, &found)?;
+        }
+    }
     Ok(found.finish())
 }
 
@@ -65,15 +64,7 @@ struct Definition {
     resource: Option<Resource>,
 }
 
-impl<'p> FoundKinds<'p> {
-    fn new(prefixes: &'p EtcdPrefixes) -> Self {
-        FoundKinds {
-            prefixes,
-            definitions: Mutex::default(),
-            undefined: Mutex::default(),
-        }
-    }
-
+impl FoundKinds<'_> {
     fn see(&self, key: &[u8], revision: Revision, kv: Option<&KeyValue<'_>>) {
         let prefix = self.prefixes.of_key(key).map_or(0, str::len);
         let Some(path) = key
@@ -82,7 +73,8 @@ impl<'p> FoundKinds<'p> {
         else {
             return;
         };
-        if !path.starts_with(DEFINITIONS) {
+        let definition = path.strip_prefix(DEFINITIONS);
+        if !definition.is_some_and(|name| name.starts_with('/')) {
             self.see_path(path);
             return;
         }

@@ -25,7 +25,7 @@ use crate::prefix::open::State;
 use crate::prefix::select::DeltaSlice;
 pub(crate) use deletions::last_deletion;
 pub use deletions::{Deletion, LastDeletion, NO_DELETION, deletion_advice};
-pub use kinds::{kinds_ever, kinds_in};
+pub use kinds::kinds;
 use std::sync::Mutex;
 
 /// The bytes of records that are held in memory while they are sorted.

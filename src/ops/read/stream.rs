@@ -5,6 +5,7 @@
 
 use super::SORT_BUFFER_BYTES;
 use super::versions::{self, Collect, Coverage, FoundVersion};
+use crate::backup::chain::RevisionRange;
 use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::temp::Dir;
 use crate::base::{lock, unpoisoned};
@@ -55,6 +56,8 @@ pub(crate) enum KeyChange<'a> {
 #[derive(Debug, Default)]
 struct Found {
     key: Vec<u8>,
+    /// The key as it is sorted.
+    escaped: Vec<u8>,
     version: (Revision, u32),
     entry: Vec<u8>,
     /// The numbers of the fulls that hold it, in ascending order.
@@ -76,11 +79,6 @@ impl VersionStream {
         collector.finish(coverage)
     }
 
-    /// Returns the oldest revision whose state is known; `None` if no full was read.
-    pub(crate) fn first_state(&self) -> Option<Revision> {
-        self.fulls.first().map(|full| full.0)
-    }
-
     /// Returns the next version; `None` at the end.
     ///
     /// # Errors
@@ -98,18 +96,21 @@ impl VersionStream {
         if self.ended {
             return Ok(None);
         }
-        let (key, version, _) = SortKey::decode(self.sorted.current().0)?;
-        self.current.key = key;
+        let (bytes, entry) = self.sorted.current();
+        let (escaped, version, _) = SortKey::decode(bytes)?;
+        if escaped != self.current.escaped {
+            self.current.escaped.clear();
+            self.current.escaped.extend_from_slice(escaped);
+            self.current.key = SortKey::unescaped(escaped);
+        }
         self.current.version = version;
         self.current.fulls.clear();
         self.current.entry.clear();
-        self.current
-            .entry
-            .extend_from_slice(self.sorted.current().1);
+        self.current.entry.extend_from_slice(entry);
         let mut next = None;
         loop {
-            let (key, version, from) = SortKey::decode(self.sorted.current().0)?;
-            if key != self.current.key {
+            let (escaped, version, from) = SortKey::decode(self.sorted.current().0)?;
+            if escaped != self.current.escaped {
                 break;
             }
             if version != self.current.version {
@@ -166,8 +167,8 @@ enum Source {
     SameFull(u32),
 }
 
-/// The key by which versions are sorted: the key, escaped so that no key begins another one; the revision (8 bytes) and
-/// the number within the transaction (4); where it was found (1), and the number of the full (4).
+/// The bytes by which versions are sorted: first the key, escaped so that no key begins another one. Then the revision (8
+/// bytes), the number within the transaction (4), the kind of the source (1), and the number of the full (4).
 struct SortKey;
 
 impl SortKey {
@@ -193,19 +194,11 @@ impl SortKey {
         out.extend(nth.to_be_bytes());
     }
 
-    fn decode(bytes: &[u8]) -> Result<(Vec<u8>, (Revision, u32), Source)> {
+    /// Returns the escaped key, and the rest.
+    fn decode(bytes: &[u8]) -> Result<(&[u8], (Revision, u32), Source)> {
         let bad = || Error::internal("a version in the temporary directory has no sort key");
         let at = bytes.len().checked_sub(Self::TAIL).ok_or_else(bad)?;
         let (escaped, tail) = bytes.split_at(at);
-        let escaped = escaped.strip_suffix(&[0, 0]).ok_or_else(bad)?;
-        let mut key = Vec::with_capacity(escaped.len());
-        let mut rest = escaped.iter();
-        while let Some(byte) = rest.next() {
-            key.push(*byte);
-            if *byte == 0 {
-                rest.next();
-            }
-        }
         let number = |from: usize| {
             let bytes = tail.get(from..from + 4).and_then(|b| b.try_into().ok());
             bytes.map(u32::from_be_bytes).ok_or_else(bad)
@@ -218,7 +211,19 @@ impl SortKey {
             Some(2) => Source::SameFull(nth),
             _ => return Err(bad()),
         };
-        Ok((key, (Revision(main), number(8)?), from))
+        Ok((escaped, (Revision(main), number(8)?), from))
+    }
+
+    fn unescaped(escaped: &[u8]) -> Vec<u8> {
+        let mut key = Vec::with_capacity(escaped.len());
+        let mut bytes = escaped.iter();
+        while let Some(byte) = bytes.next() {
+            // After a zero there is a one, or at the end another zero.
+            if *byte != 0 || bytes.next() == Some(&1) {
+                key.push(*byte);
+            }
+        }
+        key
     }
 }
 
@@ -230,8 +235,8 @@ struct Collector<'r> {
 
 struct Collected {
     sorter: Sorter,
-    /// For each full in the order of reading, its compacted and its last revision.
-    fulls: Vec<(Revision, Revision)>,
+    /// The number of the current full.
+    nth: u32,
     /// What the current full has up to this revision, the fulls before hold, too.
     seen: Revision,
     key: Vec<u8>,
@@ -244,7 +249,7 @@ impl<'r> Collector<'r> {
             range,
             found: Mutex::new(Collected {
                 sorter: Sorter::new(temp, SORT_BUFFER_BYTES),
-                fulls: Vec::new(),
+                nth: 0,
                 seen: Revision(0),
                 key: Vec::new(),
                 entry: Vec::new(),
@@ -254,7 +259,7 @@ impl<'r> Collector<'r> {
 
     fn finish(self, coverage: Coverage) -> Result<VersionStream> {
         let found = unpoisoned(self.found.into_inner());
-        let fulls = found.fulls.into_iter().map(|(compacted, _)| compacted);
+        let fulls = coverage.in_fulls.iter().map(|full| full.0);
         let mut fulls: Vec<(Revision, u32)> = fulls.zip(0..).collect();
         fulls.sort_unstable();
         let mut sorted = found.sorter.finish()?;
@@ -274,13 +279,16 @@ impl Collect for Collector<'_> {
         self.range.contains(key)
     }
 
-    fn begin_full(&self, compacted: Revision, last: Revision) {
-        let mut found = lock(&self.found);
+    fn begin_full(&self, in_fulls: &[RevisionRange]) {
+        let Some(((compacted, _), before)) = in_fulls.split_last() else {
+            return;
+        };
         // A full that is not compacted further has all versions that this one has up to there.
-        let others = found.fulls.iter().filter(|full| full.0 <= compacted);
+        let others = before.iter().filter(|full| full.0 <= *compacted);
         let seen = others.map(|full| full.1).max().unwrap_or(Revision(0));
-        found.seen = seen.min(compacted);
-        found.fulls.push((compacted, last));
+        let mut found = lock(&self.found);
+        found.seen = seen.min(*compacted);
+        found.nth = before.len() as u32;
     }
 
     fn add(&self, version: FoundVersion<'_>) -> Result<()> {
@@ -291,7 +299,7 @@ impl Collect for Collector<'_> {
 impl Collected {
     fn add(&mut self, version: &FoundVersion<'_>) -> Result<()> {
         let revision = version.revision.0;
-        let nth = (self.fulls.len() as u32).saturating_sub(1);
+        let nth = self.nth;
         let from = match version.time {
             Some(_) => Source::Delta,
             None if revision <= self.seen => Source::SameFull(nth),
@@ -341,8 +349,16 @@ mod tests {
         c.add(version).unwrap();
     }
 
-    fn all(c: Collector<'_>) -> Vec<String> {
-        let mut stream = c.finish(Coverage::default()).unwrap();
+    /// Begins a full of these revisions, after those of `coverage`.
+    fn begin(c: &Collector<'_>, coverage: &mut Coverage, compacted: i64, last: i64) {
+        coverage
+            .in_fulls
+            .push((Revision(compacted), Revision(last)));
+        c.begin_full(&coverage.in_fulls);
+    }
+
+    fn all(c: Collector<'_>, coverage: Coverage) -> Vec<String> {
+        let mut stream = c.finish(coverage).unwrap();
         let mut all = Vec::new();
         while let Some(v) = stream.next().unwrap() {
             let what = match v.change {
@@ -369,13 +385,13 @@ mod tests {
 
     #[test]
     fn versions_come_by_key_and_revision_once_with_the_time_of_the_delta() {
-        let c = collector(&KeyRange::All);
+        let (c, mut coverage) = (collector(&KeyRange::All), Coverage::default());
         let (a, nul) = (&b"a"[..], &b"a\0"[..]);
         add(&c, nul, 7, Some("t7"), Some(b"x"));
         add(&c, b"ab", 5, Some("t5"), Some(b"y"));
         add(&c, a, 300, Some("t300"), None);
         add(&c, a, 6, Some("t6"), Some(b"z"));
-        c.begin_full(Revision(4), Revision(7));
+        begin(&c, &mut coverage, 4, 7);
         add(&c, a, 3, None, Some(b"old"));
         add(&c, a, 6, None, Some(b"z"));
         add(&c, b"ab", 5, None, Some(b"y"));
@@ -387,16 +403,16 @@ mod tests {
             "a\\x00 7 t7=x",
             "ab 5 t5=y",
         ];
-        assert_eq!(all(c), expected);
+        assert_eq!(all(c, coverage), expected);
     }
 
     /// Fulls that are compacted to 10, 20 and 30 are all that there is.
     #[test]
     fn a_key_that_a_full_lacks_was_deleted_before() {
-        let c = collector(&KeyRange::All);
+        let (c, mut coverage) = (collector(&KeyRange::All), Coverage::default());
         add(&c, b"in a delta alone", 15, Some("t"), Some(b""));
         for compacted in [20, 10, 30] {
-            c.begin_full(Revision(compacted), Revision(compacted));
+            begin(&c, &mut coverage, compacted, compacted);
             add(&c, b"always", 5, None, Some(b"v"));
             if compacted != 20 {
                 add(&c, b"back unseen", 6, None, Some(b""));
@@ -408,7 +424,7 @@ mod tests {
             }
         }
         assert_eq!(
-            all(c),
+            all(c, coverage),
             [
                 "always 5 -=v",
                 "back unseen 6 -=",
@@ -425,25 +441,25 @@ mod tests {
     /// The first full has the newest versions alone, and the second one the history before.
     #[test]
     fn a_version_that_an_earlier_full_has_compacted_is_not_lost() {
-        let c = collector(&KeyRange::All);
-        c.begin_full(Revision(100), Revision(100));
+        let (c, mut coverage) = (collector(&KeyRange::All), Coverage::default());
+        begin(&c, &mut coverage, 100, 100);
         add(&c, b"k", 80, None, Some(b"new"));
-        c.begin_full(Revision(50), Revision(120));
+        begin(&c, &mut coverage, 50, 120);
         add(&c, b"k", 60, None, Some(b"old"));
         add(&c, b"k", 80, None, Some(b"new"));
-        assert_eq!(all(c), ["k 60 -=old", "k 80 -=new"]);
+        assert_eq!(all(c, coverage), ["k 60 -=old", "k 80 -=new"]);
     }
 
     /// What a full repeats is a place in the order alone.
     #[test]
     fn unchanged_values_are_written_once() {
-        let c = collector(&KeyRange::All);
+        let (c, mut coverage) = (collector(&KeyRange::All), Coverage::default());
         let value = [b'v'; 1000];
         for full in 0..100 {
-            c.begin_full(Revision(1000 + full), Revision(1000 + full));
+            begin(&c, &mut coverage, 1000 + full, 1000 + full);
             add(&c, b"k", 5, None, Some(&value));
         }
         let entry = c.found.lock().unwrap().entry.len();
-        assert_eq!((entry, all(c).len()), (0, 1));
+        assert_eq!((entry, all(c, coverage).len()), (0, 1));
     }
 }

@@ -47,9 +47,9 @@ pub(crate) trait Collect: Sync {
     /// Returns whether versions of a key are wanted.
     fn wants(&self, key: &[u8]) -> bool;
 
-    /// Says that the versions up to `last` of another full follow, which has only the newest version of each key at and
-    /// below `compacted`.
-    fn begin_full(&self, _compacted: Revision, _last: Revision) {}
+    /// Says that the versions of another full follow: the last one of [`Coverage::in_fulls`]. At and below its first revision
+    /// it has only the newest version of each key.
+    fn begin_full(&self, _in_fulls: &[RevisionRange]) {}
 
     /// Takes a version.
     ///
@@ -73,8 +73,8 @@ pub(crate) struct Coverage {
     pub(crate) damaged: Vec<DamagedSnapshot>,
     /// The revisions whose changes are all known.
     covered: Vec<RevisionRange>,
-    /// The revisions whose states the fulls that were read hold.
-    in_fulls: Vec<RevisionRange>,
+    /// The revisions whose states the fulls hold, in the order of reading: from the compacted one to the last.
+    pub(crate) in_fulls: Vec<RevisionRange>,
 }
 
 /// A snapshot that is left out because it is damaged.
@@ -102,7 +102,10 @@ impl Coverage {
         for (mut first, end) in self.missing() {
             // A full inside the gap holds its own states alone.
             while first <= end {
-                let closing = self.in_fulls.iter().filter(|full| full.1 >= first);
+                let closing = self
+                    .in_fulls
+                    .iter()
+                    .filter(|full| full.1 >= first.max(full.0));
                 let closing = closing.map(|full| (full.0.max(first), full.1));
                 let closed = closing.min_by_key(|full| (full.0, std::cmp::Reverse(full.1)));
                 let (known, until) = closed.unwrap_or((self.newest.next(), self.newest));
@@ -115,14 +118,17 @@ impl Coverage {
         unknown.sort_unstable();
         unknown.dedup_by(|next, before| {
             let is_one = next.0 <= before.1.next();
-            before.1 = if is_one {
-                before.1.max(next.1)
-            } else {
-                before.1
-            };
+            if is_one {
+                before.1 = before.1.max(next.1);
+            }
             is_one
         });
         unknown
+    }
+
+    /// Returns the oldest revision whose state is known; `None` if no full was read.
+    pub(crate) fn first_state(&self) -> Option<Revision> {
+        self.in_fulls.iter().map(|full| full.0).min()
     }
 
     /// Returns the missing revisions among these.
@@ -332,7 +338,8 @@ impl Coverage {
     ) -> Result<()> {
         let last = base.revision.min(last);
         let compacted = Revision(base.compact_revision.0.max(0));
-        collect.begin_full(compacted, last);
+        self.in_fulls.push((compacted, last));
+        collect.begin_full(&self.in_fulls);
         let mut c = db.cursor(&key_bucket(db)?);
         if first > ALL.0 {
             let mut begin = Vec::new();
@@ -360,9 +367,6 @@ impl Coverage {
                     kv: (!rk.tombstone).then_some(&kv),
                 })?;
             }
-        }
-        if compacted <= last {
-            self.in_fulls.push((compacted, last));
         }
         // At and below the compacted revision only the newest version of each key is left.
         let first = compacted.next();
