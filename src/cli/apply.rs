@@ -17,7 +17,8 @@ use crate::ops::apply::{
     AppliedState, Difference, DifferenceKind, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, run,
 };
 use crate::ops::options::StateOptions;
-use crate::ops::read::{Keys, deletion_advice};
+use crate::ops::read::Keys;
+use crate::ops::read::deleted::deletion_advice;
 use crate::ops::report::{Report, Status};
 use crate::prefix::open::{BackupLocation, State};
 use crate::prefix::set_aside::{Purpose, decide_again};
@@ -192,7 +193,7 @@ impl ApplyArgs {
                 Output::Json => Ok(()),
                 Output::Text => print(&line(difference)),
             },
-            |absent| deletion_advice(ctx, scan.as_ref(), &source, &absent),
+            |absent| deletion_advice(&backup, scan.as_ref(), &source, &absent),
         );
         let backup_warnings = source.warnings.iter().cloned();
         report.warnings.splice(0..0, backup_warnings);

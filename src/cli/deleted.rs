@@ -2,19 +2,20 @@
 //!
 //! `ops::read::deleted` finds it.
 
-use super::objects::{ObjectArgs, SelectArgs};
+use super::history::Missing;
+use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
 use super::render::{Blocks, Cell, Row};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output};
 use super::{render, terminal, text};
+use crate::backup::chain::show_ranges;
 use crate::base::Cancel;
 use crate::base::plural::count;
 use crate::base::shell;
-use crate::base::time::rfc3339;
 use crate::error::Result;
 use crate::mvcc::Revision;
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
-use crate::ops::read::deleted::{Deleted, DeletedKey, Owner};
+use crate::ops::read::deleted::{Deleted, DeletedKey, Deletion, ObjectsRead, Owner};
 use crate::ops::read::json::KeyJson;
 use crate::prefix::select::{At, StateRequest};
 use clap::Args;
@@ -51,6 +52,8 @@ pub(super) struct DeletedArgs {
     #[command(flatten)]
     select: SelectArgs,
     #[command(flatten)]
+    labels: LabelArgs,
+    #[command(flatten)]
     objects: ObjectArgs,
     #[command(flatten)]
     backup: BackupArgs,
@@ -66,6 +69,9 @@ pub(super) struct Head<'a> {
     to_revision: Revision,
     /// The timeline's ID; null for a plain snapshot file.
     timeline: Option<&'a str>,
+    /// Ranges of revisions of the span for which the snapshots do not record every change, in order. What was deleted there
+    /// is known from a full snapshot that follows, if there is one.
+    missing: Vec<Missing>,
     /// Warnings for the operator.
     warnings: &'a [String],
 }
@@ -79,15 +85,11 @@ pub(super) struct DeletedJson<'a> {
     /// The name by which `get` finds the object, such as `deployment/shop/web`; null if the key is none of a known
     /// kind.
     object: Option<String>,
-    /// The revision of the last deletion; null if no snapshot records it.
-    revision: Option<Revision>,
-    /// When the deletion was recorded in a delta (RFC 3339); null if no delta records it.
-    time: Option<&'a str>,
-    /// When the first snapshot after the deletion was taken (RFC 3339). null if `time` is known, and if the snapshots tell
-    /// no time.
-    not_after: Option<String>,
-    /// The newest revision at which it was there and not about to be deleted (a deletionTimestamp); null if `revision` is.
-    before: Option<Revision>,
+    /// The last deletion.
+    #[serde(flatten)]
+    deletion: &'a Deletion,
+    /// The newest revision at which it is known to have been there and not about to be deleted (a deletionTimestamp).
+    before: Revision,
     /// The owner of the object; null if it had none, or if it cannot be decoded.
     owner: Option<&'a Owner>,
     /// Whether the key exists again at the second point.
@@ -104,6 +106,7 @@ impl DeletedArgs {
             at,
             timeline: self.timeline.clone(),
             or_newest: true,
+            or_before: true,
         };
         let (since, until) = (
             self.since.map(request),
@@ -117,13 +120,22 @@ impl DeletedArgs {
         };
         let since = since.as_ref();
         let counts = output == Output::Text && self.select.words.is_empty();
-        let mut deleted = Deleted::read(&backup, since, &until, &prefixes, range, &keys, counts)?;
+        let objects = ObjectsRead {
+            keys: &keys,
+            labels: &|object| self.labels.match_object(object),
+        };
+        let mut deleted =
+            Deleted::read(&backup, since, &until, &prefixes, range, &objects, counts)?;
+        deleted
+            .keys
+            .retain(|d| self.labels.match_seen(d.has_labels));
         let names = KeyNames::new(std::mem::take(&mut deleted.resources), &prefixes);
         let mut out = Stream::new();
         let printed = match output {
             Output::Json => print_json(cancel, &deleted, &names, &mut out),
             Output::Text => out.write(self.text(&deleted, &names).as_bytes()),
         };
+        let printed = printed.and_then(|()| self.labels.end(!self.select.words.is_empty()));
         out.end(printed)
     }
 
@@ -134,7 +146,7 @@ impl DeletedArgs {
         let is_summary = !self.select.is_given();
         let objects = all
             .iter()
-            .filter_map(|(d, object)| Some((d.revision, (*object)?)));
+            .filter_map(|(d, object)| Some((d.deletion.revision, (*object)?)));
         let namespaces = objects.filter(|(_, o)| is_summary && kind_of(o) == "namespaces");
         let mut inside: HashMap<&str, Inside> = namespaces
             .map(|(ended, o)| (o.name, Inside { ended, objects: 0 }))
@@ -144,7 +156,10 @@ impl DeletedArgs {
             let namespace = object.and_then(|o| o.namespace);
             let inside = namespace.and_then(|n| inside.get_mut(n));
             // What was deleted later, was in a namespace of the same name that was made again.
-            let is_later = |i: &&mut Inside| i.ended.is_some_and(|ended| d.revision > Some(ended));
+            let is_later = |i: &&mut Inside| {
+                i.ended
+                    .is_some_and(|ended| d.deletion.revision > Some(ended))
+            };
             if let Some(inside) = inside.filter(|i| !is_later(i)) {
                 inside.objects += 1;
             } else {
@@ -152,7 +167,7 @@ impl DeletedArgs {
             }
         }
         let mut text = Blocks::default();
-        let (from, to) = (deleted.from, deleted.to.revision);
+        let (from, to) = (deleted.from, deleted.to);
         let span = match from {
             Revision(0) => format!("up to revision {to}"),
             from => format!("after revision {from} up to {to}"),
@@ -161,6 +176,12 @@ impl DeletedArgs {
         let rows = shown.iter().map(|&(d, object)| row(d, object, &inside));
         if !shown.is_empty() {
             text.table(&["REVISION", "TIME", "DELETED", "OWNER"], rows.collect());
+        }
+        if !deleted.missing.is_empty() {
+            let ranges = show_ranges(&deleted.missing);
+            text.line(format_args!(
+                "not every change is recorded for revisions {ranges}"
+            ));
         }
         if deleted.events > 0 {
             text.line(format_args!(
@@ -176,10 +197,9 @@ impl DeletedArgs {
             .iter()
             .rfind(|(d, object)| d.owner.is_none() && !d.is_recreated && object.is_some());
         if let Some((d, Some(object))) = without_owner {
-            let before = d.before.unwrap_or(from);
             text.line("To bring one back:");
             // It is copied, so it is not wrapped.
-            let (object, before) = (object.to_string(), before.to_string());
+            let (object, before) = (object.to_string(), d.before.to_string());
             let get = shell::command(["deltafold", "get", &object, "--revision", &before]);
             let backup = self.backup.flags();
             let backup = shell::command(backup.iter().map(String::as_str));
@@ -214,21 +234,12 @@ fn row(d: &DeletedKey, object: Option<ObjectName<'_>>, inside: &HashMap<&str, In
     }
     let owner = d.owner.as_ref();
     let cells: [Cell; 4] = [
-        d.revision.map_or(Cell::None, Cell::Revision),
-        when(d).into(),
+        d.deletion.revision.map_or(Cell::None, Cell::Revision),
+        text::deletion_time(&d.deletion).into(),
         name.into(),
         owner.map(|o| format!("{}/{}", o.kind, o.name)).into(),
     ];
     Vec::from(cells).into()
-}
-
-/// When a key was deleted, as far as that is known.
-fn when(d: &DeletedKey) -> String {
-    match (&d.time, d.not_after) {
-        (Some(time), _) => text::event_time(time),
-        (None, Some(taken)) => format!("by {}", text::local_time(taken)),
-        (None, None) => String::new(),
-    }
 }
 
 fn kind_of(object: &ObjectName<'_>) -> String {
@@ -243,8 +254,9 @@ fn print_json(
 ) -> Result<()> {
     let head = Head {
         from_revision: deleted.from,
-        to_revision: deleted.to.revision,
-        timeline: deleted.to.timeline_id(),
+        to_revision: deleted.to,
+        timeline: deleted.timeline.as_deref(),
+        missing: deleted.missing.iter().map(Missing::from).collect(),
         warnings: &deleted.warnings,
     };
     out.begin_list(&head, "deleted")?;
@@ -253,9 +265,7 @@ fn print_json(
         out.item(&DeletedJson {
             key: KeyJson::new(&d.key, None),
             object: names.object(&d.key).map(|o| o.to_string()),
-            revision: d.revision,
-            time: d.time.as_deref(),
-            not_after: d.not_after.map(rfc3339),
+            deletion: &d.deletion,
             before: d.before,
             owner: d.owner.as_ref(),
             recreated: d.is_recreated,

@@ -14,7 +14,7 @@ use crate::mvcc::{KeyValue, Revision};
 use crate::objects::key::ObjectKey;
 use crate::objects::{EncryptionKeys, Object};
 use crate::ops::options::Uncovered;
-use crate::ops::read::Deletion;
+use crate::ops::read::deleted::Deletion;
 use crate::ops::read::diff::{Diff, Omitted};
 use crate::ops::read::json::{ChangeKind, KeyChange};
 use crate::prefix::open::{BackupLocation, State};
@@ -132,6 +132,8 @@ impl DiffArgs {
             at,
             timeline: self.timeline.clone(),
             or_newest: self.uncovered.or_newest,
+            // What is known is compared. A point that was given is meant.
+            or_before: at == At::Newest,
         };
         let (mut from, to) = (request(from_at), request(to_at));
         if first.is_some() {
@@ -290,11 +292,10 @@ impl DiffArgs {
 /// When a key was deleted. `last` is the revision of its last version before.
 fn deletion_text(deletion: &Deletion, last: Revision) -> String {
     let at = deletion.revision.map(|r| format!("at revision {r}"));
-    let time = match (&deletion.time, &deletion.not_after) {
-        (Some(time), _) => Some(format!("on {}", text::event_time(time))),
-        (None, Some(time)) => Some(format!("by {}", text::event_time(time))),
-        (None, None) => None,
-    };
+    let time = text::deletion_time(deletion).map(|time| match deletion.time {
+        Some(_) => format!("on {time}"),
+        None => time,
+    });
     match [at, time].into_iter().flatten().collect::<Vec<_>>() {
         known if known.is_empty() => format!("revision {last}"),
         known => format!("deleted {}", known.join(" ")),

@@ -14,11 +14,12 @@ use crate::mvcc::Revision;
 use crate::objects::reference::Selection;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{EncryptionKeys, Object};
-use crate::ops::options::Point;
 use crate::ops::read::history::{DatedEvent, EventsOf, History, Version};
 use crate::ops::read::json::{KeyJson, VersionJson};
 use crate::ops::read::{Keys, kinds};
 use crate::prefix::open::BackupLocation;
+use crate::prefix::select::StateRequest;
+use crate::prefix::set_aside::{Purpose, decide_again};
 use clap::Args;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
@@ -89,7 +90,7 @@ pub(super) struct Head<'a> {
 /// A range of revisions with changes that are not recorded.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-struct Missing {
+pub(super) struct Missing {
     /// The first revision of the range.
     first_revision: Revision,
     /// The last revision of the range.
@@ -144,7 +145,10 @@ impl HistoryArgs {
                 history => return print(key.as_bytes(), history?, true),
             }
         }
-        let objects = match (self.objects_named(backup, keys), &not_found) {
+        let objects = decide_again([backup.context()], Purpose::Read, || {
+            self.objects_named(backup, keys)
+        });
+        let objects = match (objects, &not_found) {
             (Err(e), Some(no_key)) if e.reason() == Reason::KeyNotFound => {
                 return Err(no_key.again());
             }
@@ -178,7 +182,13 @@ impl HistoryArgs {
         backup: &BackupLocation,
         keys: &EncryptionKeys,
     ) -> Result<Vec<Vec<Vec<u8>>>> {
-        let newest = || backup.open(&Point::default().request(self.timeline.as_deref(), false));
+        let newest = || {
+            backup.open(&StateRequest {
+                timeline: self.timeline.clone(),
+                or_before: true,
+                ..StateRequest::default()
+            })
+        };
         let prefixes = &self.select.names.etcd_prefixes();
         let custom = |of| kinds(backup, &newest()?, of, prefixes);
         let range = if self.select.prefix.is_empty() {
@@ -247,8 +257,13 @@ impl HistoryArgs {
             while let Some(event) = events.next_if(|event| event.revision < version.revision) {
                 out.write(event_row(&event).as_bytes())?;
             }
-            let Version { revision, time, kv } = version;
-            let revision = revision.to_string();
+            let Version {
+                revision, time, kv, ..
+            } = version;
+            let revision = match version.is_recorded {
+                true => revision.to_string(),
+                false => format!("by {revision}"),
+            };
             let time = time.map_or_else(|| "-".to_owned(), text::event_time);
             let row = match kv {
                 Some(kv) => {

@@ -191,6 +191,17 @@ impl LabelArgs {
         is_match
     }
 
+    /// Whether an object has the labels that are asked for, if any are; `None` if it is encrypted.
+    pub(super) fn match_seen(&self, has_labels: Option<bool>) -> bool {
+        if self.selector.is_none() {
+            return true;
+        }
+        has_labels.unwrap_or_else(|| {
+            self.add_sealed();
+            false
+        })
+    }
+
     /// Counts an object whose labels cannot be looked at.
     pub(super) fn add_sealed(&self) {
         self.sealed.fetch_add(1, Relaxed);

@@ -15,6 +15,7 @@ use crate::objects::key::ObjectKey;
 use crate::objects::{Detail, EncryptionKeys, NotDecoded, Object, yaml};
 use crate::ops::findings::Finding;
 use crate::ops::options::Point;
+use crate::ops::read::deleted::Deletion;
 use crate::prefix::restorable::Restorable;
 use chrono::{DateTime, Utc};
 use std::borrow::Cow;
@@ -105,6 +106,13 @@ pub(super) fn event_time(text: &str) -> String {
         Ok(at) => local_time(at.to_utc()),
         Err(_) => key(text.as_bytes()).into_owned(),
     }
+}
+
+/// When a key was deleted, as far as that is known.
+pub(super) fn deletion_time(deletion: &Deletion) -> Option<String> {
+    let by = |taken| format!("by {}", event_time(taken));
+    let time = deletion.time.as_deref().map(event_time);
+    time.or(deletion.not_after.as_deref().map(by))
 }
 
 /// A key on one line, with bytes escaped that are not text.

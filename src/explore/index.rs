@@ -4,13 +4,14 @@
 //! directory, which is always sealed, because it holds Secrets. A state at a revision is found by a binary search in
 //! the versions of each key.
 
-use super::kinds::{self, Kind, KindId, Kinds};
+use super::kinds::{Kind, KindId, Kinds};
 use crate::backup::chain::RevisionRange;
 use crate::base::temp::{self, TempFile};
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::{KeyValue, Revision};
+use crate::mvcc::Revision;
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{KeyNames, Resource};
+use crate::ops::read::kinds::FoundKinds;
 use crate::ops::read::stream::{KeyChange, VersionStream};
 use crate::ops::read::versions::Coverage;
 use crate::prefix::Context;
@@ -173,6 +174,14 @@ impl Index {
         self.unknown.iter().find(within).copied()
     }
 
+    /// Returns the newest revision before a deletion whose state is known, if the key was put by then.
+    pub(super) fn known_before(&self, deletion: Revision, put: Option<&Version>) -> Revision {
+        let before = deletion.previous();
+        let unknown = self.unknown_at(before);
+        let known = unknown.map_or(before, |(first, _)| first.previous());
+        put.map_or(known, |put| known.max(put.revision))
+    }
+
     /// Returns the newest revision whose state is known.
     pub(super) fn newest(&self) -> Revision {
         let newest = self.coverage.newest.max(self.first);
@@ -210,6 +219,7 @@ impl Index {
         };
         let (mut keys, mut versions): (Vec<Key>, Vec<Version>) = (Vec::new(), Vec::new());
         let mut times: BTreeMap<Revision, DateTime<Utc>> = BTreeMap::new();
+        let found_kinds = FoundKinds::new(prefixes);
         while let Some(found) = stream.next()? {
             ctx.store.cancel().check()?;
             if versions.len() >= MAX_VERSIONS {
@@ -222,6 +232,7 @@ impl Index {
                 times.entry(found.revision).or_insert(time.to_utc());
             }
             let place = versions.len() as u32;
+            found_kinds.see_version(&found)?;
             let is_same = keys.last().is_some_and(|key| *key.bytes == *found.key);
             if !is_same {
                 keys.push(Key {
@@ -240,13 +251,13 @@ impl Index {
             }
             let (offset, length) = match found.change {
                 KeyChange::Put(record) => records.push(record)?,
-                KeyChange::Deleted | KeyChange::DeletedUnrecorded => (0, 0),
+                KeyChange::Deleted | KeyChange::DeletedUnrecorded(_) => (0, 0),
             };
             versions.push(Version {
                 revision: found.revision,
                 offset,
                 length,
-                is_inferred: matches!(found.change, KeyChange::DeletedUnrecorded),
+                is_inferred: matches!(found.change, KeyChange::DeletedUnrecorded(_)),
             });
             if let Some(key) = keys.last_mut() {
                 key.versions.end = versions.len() as u32;
@@ -274,44 +285,24 @@ impl Index {
             .max(Revision(1));
         let mut unknown = coverage.unknown();
         unknown.retain(|range| range.1 > first);
-        let mut index = Index {
-            keys,
-            versions,
-            moments,
-            kinds: Kinds::default(),
-            first,
-            coverage,
-            unknown,
-            records,
-        };
-        index.name_objects(prefixes)?;
-        Ok(index)
-    }
-
-    /// Finds out which keys are objects of Kubernetes.
-    fn name_objects(&mut self, prefixes: &EtcdPrefixes) -> Result<()> {
-        let mut keys = std::mem::take(&mut self.keys);
-        let mut custom = Vec::new();
-        for key in keys
-            .iter()
-            .filter(|key| kinds::is_definition(&key.bytes, prefixes))
-        {
-            // A definition that was deleted still names the objects before its deletion.
-            let newest = self.versions(key).iter().rfind(|v| !v.is_deletion());
-            if let Some(version) = newest {
-                let record = self.record(version)?;
-                custom.extend(kinds::defined(KeyValue::decode(&record)?.value));
-            }
-        }
-        let names = KeyNames::new(Resource::built_in().chain(custom), prefixes);
+        let mut kinds = Kinds::default();
+        let names = KeyNames::new(Resource::built_in().chain(found_kinds.finish()), prefixes);
         for key in &mut keys {
-            if let Some(named) = self.kinds.name(&names, &key.bytes) {
+            if let Some(named) = kinds.name(&names, &key.bytes) {
                 (key.kind, key.namespace, key.name) =
                     (Some(named.kind), named.namespace, named.name);
             }
         }
-        self.keys = keys;
-        Ok(())
+        Ok(Index {
+            keys,
+            versions,
+            moments,
+            kinds,
+            first,
+            coverage,
+            unknown,
+            records,
+        })
     }
 }
 

@@ -1,12 +1,9 @@
 //! The kinds of the objects in a backup, and which object a key is.
 //!
-//! Kinds are Kubernetes' own, those that a CustomResourceDefinition of the backup defines, and those whose keys look
-//! like an API server's.
+//! Kinds are those of `get`: Kubernetes' own, those that a CustomResourceDefinition of the backup defines, and those whose
+//! keys look like an API server's.
 
-use crate::objects::Object;
-use crate::objects::key::EtcdPrefixes;
-use crate::objects::key::ObjectKey;
-use crate::objects::resource::{DEFINITIONS, KeyNames, Resource};
+use crate::objects::resource::KeyNames;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,8 +19,8 @@ pub(super) struct Kind {
     pub(super) kind: String,
     /// The API group; empty for the core group, and if it is unknown.
     pub(super) group: String,
-    /// What `deltafold get` calls it, such as `deployment`; null if `get` does not know it, and takes keys only.
-    pub(super) reference: Option<String>,
+    /// What `deltafold get` calls it, such as `deployment`.
+    pub(super) reference: String,
 }
 
 /// All kinds.
@@ -42,41 +39,16 @@ pub(super) struct NamedKey {
     pub(super) name: Range<u32>,
 }
 
-/// Whether a key is a CustomResourceDefinition.
-pub(super) fn is_definition(key: &[u8], prefixes: &EtcdPrefixes) -> bool {
-    let prefix = prefixes.of_key(key);
-    let rest = prefix.and_then(|prefix| key.strip_prefix(prefix.as_bytes()));
-    let rest = rest.and_then(|rest| rest.strip_prefix(b"/"));
-    let rest = rest.and_then(|rest| rest.strip_prefix(DEFINITIONS.as_bytes()));
-    rest.is_some_and(|rest| rest.starts_with(b"/"))
-}
-
-/// Returns the kind that a CustomResourceDefinition defines; `None` if it cannot be decoded.
-pub(super) fn defined(definition: &[u8]) -> Option<Resource> {
-    Resource::of_definition(&Object::decode(definition).ok()?)
-}
-
 impl Kinds {
     /// Returns which object a key is; `None` if it is none. `names` has the kinds that are known.
     pub(super) fn name(&mut self, names: &KeyNames, key: &[u8]) -> Option<NamedKey> {
-        let named = names.object(key).map(|object| {
-            let kind = Kind {
-                kind: object.resource.kind.to_string(),
-                group: object.resource.group.to_string(),
-                reference: Some(object.resource.reference()),
-            };
-            (kind, object.namespace, object.name)
-        });
-        let named = named.or_else(|| {
-            let object = ObjectKey::from_key(key, None)?;
-            let kind = Kind {
-                kind: object.resource.to_owned(),
-                group: object.group.unwrap_or_default().into_owned(),
-                reference: None,
-            };
-            Some((kind, object.namespace, object.name))
-        });
-        let (kind, namespace, name) = named?;
+        let object = names.object(key)?;
+        let (namespace, name) = (object.namespace, object.name);
+        let kind = Kind {
+            kind: object.resource.kind.to_string(),
+            group: object.resource.group.to_string(),
+            reference: object.resource.reference(),
+        };
         let size = |part: &str| u32::try_from(part.len()).ok();
         let end = u32::try_from(key.len()).ok()?;
         let name = end.checked_sub(size(name)?)?..end;

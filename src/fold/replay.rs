@@ -6,8 +6,8 @@
 use crate::base::{lock, unpoisoned};
 use crate::error::{Error, Result};
 use crate::mvcc::{
-    Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, PartialFold, Revision,
-    hash_kv,
+    Change, Fold, FoldOptions, HashKv, KeepHistory, KeyRange, KeyValue, PartialFold, RecordKey,
+    Revision, hash_kv,
 };
 use crate::prefix::Context;
 use crate::prefix::by_time;
@@ -135,7 +135,17 @@ impl State {
         &self,
         ctx: &Context,
         keys: KeyRange,
-        each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+        mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.for_each_live_version(ctx, keys, |_, kv| each(kv))
+    }
+
+    /// As [`for_each_live`](Self::for_each_live), with the revisions and their numbers within transactions.
+    pub(crate) fn for_each_live_version(
+        &self,
+        ctx: &Context,
+        keys: KeyRange,
+        each: impl FnMut(RecordKey, &KeyValue<'_>) -> Result<()>,
     ) -> Result<()> {
         let (fold, _) = self.fold(ctx, self.revision, keys, false)?;
         self.visit_live(ctx, fold, each)
@@ -146,10 +156,10 @@ impl State {
         &self,
         ctx: &Context,
         keys: KeyRange,
-        each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+        mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
     ) -> Result<()> {
         let options = self.fold_options(ctx, self.revision, keys, false);
-        self.visit_live(ctx, self.fold_of_base(ctx, options)?, each)
+        self.visit_live(ctx, self.fold_of_base(ctx, options)?, |_, kv| each(kv))
     }
 
     /// Calls `each` for the live keys of a fold.
@@ -157,7 +167,7 @@ impl State {
         &self,
         ctx: &Context,
         fold: Fold<'_>,
-        mut each: impl FnMut(&KeyValue<'_>) -> Result<()>,
+        mut each: impl FnMut(RecordKey, &KeyValue<'_>) -> Result<()>,
     ) -> Result<()> {
         fold.finish(&self.db, |r| {
             ctx.store.cancel().check()?;
@@ -167,7 +177,7 @@ impl State {
             match KeyValue::decode(r.record)? {
                 // etcdutl marks a bumped revision with an empty key.
                 kv if kv.key.is_empty() => Ok(()),
-                kv => each(&kv),
+                kv => each(r.rk, &kv),
             }
         })?;
         Ok(())

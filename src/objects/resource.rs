@@ -276,7 +276,7 @@ impl Resource {
     /// those share a kind with others.
     pub fn reference(&self) -> String {
         let kind = self.kind.to_lowercase();
-        if self.is_custom {
+        if self.is_custom && !self.group.is_empty() {
             format!("{kind}.{}", self.group)
         } else {
             kind

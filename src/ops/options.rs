@@ -46,6 +46,7 @@ impl Point {
     /// [`StateRequest::or_newest`].
     pub fn request(&self, timeline: Option<&str>, or_newest: bool) -> StateRequest {
         StateRequest {
+            or_before: false,
             at: match (self.revision, self.time) {
                 (Some(r), _) => At::Revision(Revision(r)),
                 (None, Some(t)) => At::Time(t),

@@ -74,15 +74,16 @@ impl<'a> SliceReader<'a> {
 ///
 /// # Errors
 /// `OutOfRange` if the timeline begins after `time`; `RevisionGap` if missing revisions may hide a later
-/// event; `NoSnapshots`; errors of a damaged delta; errors of the store; `Terminated`.
+/// event, unless `or_before`; `NoSnapshots`; errors of a damaged delta; errors of the store; `Terminated`.
 pub(crate) fn revision_at(
     ctx: &Context,
     scan: &Scan,
     timeline: &Timeline,
     time: DateTime<Utc>,
+    or_before: bool,
 ) -> Result<(Revision, Vec<String>)> {
     let found = find_moment(ctx, scan, timeline, time)
-        .and_then(|moment| revision_of(ctx, scan, timeline, time, &moment));
+        .and_then(|moment| revision_of(ctx, scan, timeline, time, or_before, &moment));
     let (revision, warning) = found.map_err(|e| scan.explain_untrusted(ctx, e))?;
     let mut warnings = Vec::new();
     if let Some(warning) = warning {
@@ -111,6 +112,7 @@ fn revision_of(
     scan: &Scan,
     timeline: &Timeline,
     time: DateTime<Utc>,
+    or_before: bool,
     moment: &Moment,
 ) -> Result<(Revision, Option<String>)> {
     let catalog = &scan.catalog;
@@ -158,10 +160,16 @@ fn revision_of(
             Some(_) => "they may be of another history, or were removed by `gc`".into(),
             None => opt::fill(REMOVED_BY_GC),
         };
-        return Err(Reason::RevisionGap.error(format!(
-            "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds ({cause}); choose a {REVISION}, or another {TIME}",
+        let uncertain = format!(
+            "the revision at {} is not certain: it is {revision}, or one of the revisions {}, which no snapshot holds ({cause})",
             rfc3339(time),
             chain::show_ranges(&gaps)
+        );
+        if or_before {
+            return Ok((revision, Some(format!("{uncertain}; {revision} is used"))));
+        }
+        return Err(Reason::RevisionGap.error(format!(
+            "{uncertain}; choose a {REVISION}, or another {TIME}"
         )));
     }
     let newest = newest_if_uncovered(scan, timeline, time);

@@ -68,6 +68,8 @@ pub struct StateRequest {
     pub timeline: Option<String>,
     /// Whether a time after the newest snapshot means the newest state. Otherwise it is refused.
     pub or_newest: bool,
+    /// Whether a point at which snapshots are missing means the newest known state before it. Otherwise it is refused.
+    pub or_before: bool,
 }
 
 /// A delta, and the part of its revisions that is used.

@@ -21,6 +21,7 @@ use crate::objects::reference::Selection;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{EncryptionKeys, yaml};
 use crate::ops::options::StateOptions;
+use crate::ops::read::deleted::{DeletedKey, NO_DELETION, ObjectsRead, Span};
 use crate::ops::read::json::KeyWithRecord;
 use crate::ops::read::{self, Got, Keys};
 use crate::prefix::Context;
@@ -189,7 +190,7 @@ impl Printer<'_> {
             keys.append(&mut objects);
             match self.print_first_of(ctx, source, &keys, out)? {
                 Got::Record => return Ok(()),
-                got if is_decided => return Err(self.absent(ctx, scan, source, &keys, got)),
+                got if is_decided => return Err(self.absent(scan, source, &keys, got)),
                 got => no_key = Some((keys, got)),
             }
         }
@@ -203,7 +204,7 @@ impl Printer<'_> {
             (Err(e), Some((keys, got))) if e.reason() == Reason::KeyNotFound => {
                 let no_key = read::not_found(&keys, source.revision);
                 return Err(match got {
-                    Got::Beginning => self.absent(ctx, scan, source, &keys, got),
+                    Got::Beginning => self.absent(scan, source, &keys, got),
                     _ => e.reason().error(format!("{no_key}, and {e}")),
                 });
             }
@@ -215,7 +216,7 @@ impl Printer<'_> {
                 usage("--raw prints the bytes of one value: give a KEY or the name of an object")
             }
             Selection::Kinds(kinds, range) => {
-                self.print_kinds(ctx, source, kinds, range.clone(), out)
+                self.print_kinds(ctx, scan, source, kinds, range.clone(), out)
             }
             Selection::Objects(_) if select.all || self.args.labels.selector.is_some() => {
                 usage("--all and --selector are for all objects of a KIND: leave out the name")
@@ -223,7 +224,7 @@ impl Printer<'_> {
             Selection::Objects(objects) => match &objects[..] {
                 [keys] => match self.print_first_of(ctx, source, keys, out)? {
                     Got::Record => Ok(()),
-                    got => Err(self.absent(ctx, scan, source, keys, got)),
+                    got => Err(self.absent(scan, source, keys, got)),
                 },
                 _ => self.print_objects_named(ctx, scan, source, objects, out),
             },
@@ -245,20 +246,13 @@ impl Printer<'_> {
         let is_missing = |keys: &&Vec<Vec<u8>>| keys.iter().all(|key| missing.contains(key));
         match objects.iter().find(is_missing) {
             None => Ok(()),
-            Some(keys) => Err(self.absent(ctx, scan, source, keys, Got::Nothing)),
+            Some(keys) => Err(self.absent(scan, source, keys, Got::Nothing)),
         }
     }
 
     /// Returns the error about keys that do not exist: when they were deleted, and the command that shows them. The first
     /// key may be a name.
-    fn absent(
-        &self,
-        ctx: &Context,
-        scan: Option<&Scan>,
-        source: &State,
-        keys: &[Vec<u8>],
-        got: Got,
-    ) -> Error {
+    fn absent(&self, scan: Option<&Scan>, source: &State, keys: &[Vec<u8>], got: Got) -> Error {
         // The places of other API servers say nothing more.
         let is_name = keys.first().is_some_and(|key| !key.starts_with(b"/"));
         let e = read::not_found(keys.iter().take(1 + usize::from(is_name)), source.revision);
@@ -269,25 +263,26 @@ impl Printer<'_> {
             ));
         }
         let range = KeyRange::Keys(keys.iter().cloned().collect());
-        let advice = match read::last_deletion(ctx, scan, source, &range) {
+        let advice = match self.last_deletion(scan, source, &range) {
             Err(e) => return e,
-            Ok(None) => read::NO_DELETION.to_owned(),
-            Ok(Some(deletion)) => {
+            Ok(None) => NO_DELETION.to_owned(),
+            Ok(Some(deleted)) => {
                 let prefixes = &self.args.select.names.etcd_prefixes();
                 let names = KeyNames::new(Resource::built_in(), prefixes);
-                let object = names.object(&deletion.key);
+                let object = names.object(&deleted.key);
                 let (what, end) = match object {
                     Some(_) => ("bring it back", " -o yaml --clean | kubectl apply -f -"),
                     None => ("see it as it was before", ""),
                 };
                 let object = object.map(|object| object.to_string());
-                let key = object.or_else(|| String::from_utf8(deletion.key.clone()).ok());
-                let before = deletion.revision.previous().to_string();
+                let key = object.or_else(|| String::from_utf8(deleted.key.clone()).ok());
+                let before = deleted.before.to_string();
                 let backup = self.args.backup.flags();
                 let mut command = vec!["deltafold", "get", "--revision", &before];
                 command.extend(backup.iter().map(String::as_str).chain(key.as_deref()));
                 format!(
-                    "it was {deletion}; to {what}: {}{end}",
+                    "it was {}; to {what}: {}{end}",
+                    deleted.deletion,
                     shell::command(command)
                 )
             }
@@ -295,17 +290,39 @@ impl Printer<'_> {
         e.reason().error(format!("{e}: {advice}"))
     }
 
+    /// Returns the last deletion of keys that a state does not have.
+    fn last_deletion(
+        &self,
+        scan: Option<&Scan>,
+        source: &State,
+        range: &KeyRange,
+    ) -> Result<Option<DeletedKey>> {
+        let span = Span {
+            backup: self.backup,
+            scan,
+            state: source,
+            from: None,
+            revisions: (Revision(1), source.revision),
+        };
+        let objects = ObjectsRead {
+            keys: &self.keys,
+            labels: &|_| true,
+        };
+        span.dates(range, Some(&objects))?.last()
+    }
+
     /// Prints the objects of these kinds in a range.
     fn print_kinds(
         &self,
         ctx: &Context,
+        scan: Option<&Scan>,
         source: &State,
         kinds: &[Resource],
         range: KeyRange,
         out: &mut Stream,
     ) -> Result<()> {
         if matches!(self.format, Format::Text | Format::Wide) && !self.args.clean {
-            return self.print_table(ctx, source, kinds, range, out);
+            return self.print_table(ctx, scan, source, kinds, range, out);
         }
         let mut keys = Keys::read(ctx, source, range)?;
         self.print_keys(ctx, source, &mut keys, &mut BTreeSet::new(), out)

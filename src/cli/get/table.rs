@@ -8,15 +8,15 @@ use super::Printer;
 use crate::base::duration;
 use crate::base::printable::line;
 use crate::error::Result;
-use crate::mvcc::{KeyRange, KeyValue};
+use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::columns::{CellValue, Column};
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::objects::{Detail, NotDecoded, Object};
-use crate::ops::read::diff::Diff;
-use crate::ops::read::{Deletion, Keys};
+use crate::ops::read::Keys;
+use crate::ops::read::deleted::{Deletion, Span};
 use crate::prefix::Context;
-use crate::prefix::open::{BackupLocation, State};
-use crate::prefix::select::{At, StateRequest};
+use crate::prefix::open::State;
+use crate::prefix::scan::Scan;
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -30,6 +30,7 @@ impl Printer<'_> {
     pub(super) fn print_table(
         &self,
         ctx: &Context,
+        scan: Option<&Scan>,
         source: &State,
         kinds: &[Resource],
         range: KeyRange,
@@ -40,7 +41,7 @@ impl Printer<'_> {
         let point = &self.args.state.point;
         let is_past = point.time.is_some() || point.revision.is_some();
         let deletions = if is_past {
-            Some(self.later_deletions(source, &range)?)
+            Some(self.later_deletions(scan, source, &range)?)
         } else {
             None
         };
@@ -142,24 +143,22 @@ impl Printer<'_> {
     /// Returns the deletions of keys after a state.
     fn later_deletions(
         &self,
+        scan: Option<&Scan>,
         source: &State,
         range: &KeyRange,
     ) -> Result<HashMap<Vec<u8>, Deletion>> {
-        let request = |at| StateRequest {
-            at,
-            timeline: self.args.state.timeline.clone(),
-            or_newest: false,
+        let span = Span {
+            backup: self.backup,
+            scan,
+            state: source,
+            from: Some(source),
+            revisions: (source.revision.next(), Revision(i64::MAX)),
         };
-        let points = [
-            &request(At::Revision(source.revision)),
-            &request(At::Newest),
-        ];
-        let range = |_: &BackupLocation, _: &State| Ok(range.clone());
-        let mut diff = Diff::read(self.backup, None, points, &range)?;
+        let mut deleted = span.dates(range, None)?;
         let mut deletions = HashMap::new();
-        while let Some(changed) = diff.next()? {
-            if let (Some(old), None) = (changed.old, changed.new) {
-                deletions.insert(old.key.to_vec(), changed.deletion.unwrap_or_default());
+        while let Some(deleted) = deleted.next()? {
+            if !deleted.is_recreated {
+                deletions.insert(deleted.key, deleted.deletion);
             }
         }
         Ok(deletions)
@@ -207,12 +206,10 @@ pub fn table(resource: &Resource, objects: &[Value]) -> Result<String> {
 
 /// When an object was deleted.
 fn deleted(deletion: &Deletion) -> String {
-    match (&deletion.time, &deletion.not_after, deletion.revision) {
-        (Some(time), _, _) => text::event_time(time),
-        (None, Some(time), _) => format!("by {}", text::event_time(time)),
-        (None, None, Some(revision)) => format!("revision {revision}"),
-        (None, None, None) => "yes".to_owned(),
-    }
+    text::deletion_time(deletion).unwrap_or_else(|| match deletion.revision {
+        Some(revision) => format!("revision {revision}"),
+        None => "yes".to_owned(),
+    })
 }
 
 /// A table that is printed while it is made.

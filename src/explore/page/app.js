@@ -212,7 +212,7 @@ function getCommand() {
   const when = ["--revision", String(at.revision), ...sourceFlags()];
   if (chosen.other) return ["deltafold", "get", "--prefix", "", ...when];
   const kind = kinds[Number(chosen.kind)];
-  const reference = kind?.reference ?? kind?.kind ?? "key";
+  const reference = kind?.reference ?? "key";
   const namespace = chosen.namespace === "-" ? [] : valued("-n", chosen.namespace);
   return ["deltafold", "get", ...naming(reference, [...namespace, ...when])];
 }
@@ -387,12 +387,12 @@ async function drawDeleted(signal) {
     .map((namespace) => {
       const title = `${namespace.name || "without a namespace"}${namespace.is_deleted ? " · the namespace was deleted" : ""}`;
       const rows = namespace.objects.map((object) => {
-        // The last moment at which it existed.
-        const open = () => choose({ ...chosenWith(object), at: String(object.revision - 1), tab: null });
+        const open = () => choose({ ...chosenWith(object), at: String(object.before), tab: null });
         const owner = object.owner ? `${object.owner.kind}/${object.owner.name}` : "";
         const cell = (text, child = text) => h("td", { title: text, translate: "no" }, child);
         const name = h("button", { type: "button", onclick: open }, object.name);
-        return h("tr", {}, cell(kindOf(object)), cell(object.name, name), cell(owner), h("td", { class: "when" }, shortTime(object.time)));
+        const again = object.is_recreated ? " (exists again)" : "";
+        return h("tr", {}, cell(kindOf(object)), cell(object.name + again, [name, again]), cell(owner), h("td", { class: "when" }, shortTime(object.time)));
       });
       const items = [];
       const left = namespace.deleted - namespace.deleted_events - namespace.objects.length;

@@ -45,6 +45,10 @@ struct DeletedObject {
     object: Listed,
     /// What owned it; null if nothing did.
     owner: Option<Owner>,
+    /// The newest revision at which it is known to have been there.
+    before: Revision,
+    /// Whether it exists again at the second moment.
+    is_recreated: bool,
 }
 
 impl DeletedObject {
@@ -55,6 +59,7 @@ impl DeletedObject {
         key: &Key,
         before: &[Version],
         deletion: &Version,
+        is_recreated: bool,
     ) -> Result<Self> {
         let last = before.iter().rfind(|v| !v.is_deletion());
         let record = last.map(|version| index.record(version)).transpose()?;
@@ -62,6 +67,8 @@ impl DeletedObject {
         Ok(DeletedObject {
             object: Listed::of(index, key, deletion),
             owner: kv.and_then(|kv| owner_of(&kv, keys)),
+            before: index.known_before(deletion.revision, last),
+            is_recreated,
         })
     }
 }
@@ -85,26 +92,28 @@ impl Changes {
             let first = versions.partition_point(|v| v.revision <= from);
             let until = &versions[..versions.partition_point(|v| v.revision <= to)];
             let within = until.get(first..).unwrap_or_default();
-            let deletion = within.last().filter(|v| v.is_deletion());
+            let deletion = within.iter().rposition(Version::is_deletion);
             if within.is_empty() {
                 continue;
             }
             let changes = namespaces.entry(key.namespace()).or_default();
             let kind = index.kind(key);
             let is_kind = |name: &str| kind.is_some_and(|kind| kind.kind == name);
-            match (old, new, deletion) {
-                (_, None, Some(deletion)) => {
-                    changes.deleted += 1;
-                    if is_kind("Event") {
-                        changes.deleted_events += 1;
-                    } else if listed < MAX_LISTED {
-                        let object = DeletedObject::of(index, keys, key, until, deletion)?;
-                        changes.objects.push(object);
-                        listed += 1;
-                    }
+            if let Some(nth) = deletion {
+                changes.deleted += 1;
+                if is_kind("Event") {
+                    changes.deleted_events += 1;
+                } else if listed < MAX_LISTED {
+                    let (before, deletion) = (&until[..first + nth], &within[nth]);
+                    let is_back = new.is_some();
+                    let object = DeletedObject::of(index, keys, key, before, deletion, is_back)?;
+                    changes.objects.push(object);
+                    listed += 1;
                 }
-                (None, Some(_), _) => changes.created += 1,
-                (Some(old), Some(new), _) if old != new => changes.changed += 1,
+            }
+            match (old, new) {
+                (None, Some(_)) => changes.created += 1,
+                (Some(old), Some(new)) if old != new => changes.changed += 1,
                 _ => {}
             }
             if is_kind("Namespace") && new.is_none() && deletion.is_some() {

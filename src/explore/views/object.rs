@@ -141,7 +141,7 @@ impl Shown {
 
 /// Returns the name by which `deltafold get` finds an object.
 fn reference(index: &Index, key: &Key) -> Option<String> {
-    let kind = index.kind(key)?.reference.as_ref()?;
+    let kind = &index.kind(key)?.reference;
     Some(match key.namespace() {
         "" => format!("{kind}/{}", key.name()),
         namespace => format!("{kind}/{namespace}/{}", key.name()),

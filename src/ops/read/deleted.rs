@@ -1,55 +1,84 @@
-//! Finds what was deleted between two points of a timeline, also if it was created in between.
+//! Finds what was deleted in a span of a timeline, also if it was created in it, and when a key was deleted.
 //!
-//! The changes of the window are read once and sorted by key, and then walked beside both states, which tell what a
-//! deletion that no snapshot records took away.
+//! The changes of the span are read once, beside what existed before it, which tells what a deletion that no snapshot
+//! records took away.
 
-use super::diff::Side;
-use super::versions::{FoundVersion, moments, read_between};
-use super::{Keys, SORT_BUFFER_BYTES, kinds};
-use crate::base::external_sort::{Sorted, Sorter};
-use crate::base::opt::SINCE;
-use crate::base::{lock, unpoisoned};
+use super::kinds;
+use super::stream::{Collector, KeyChange, KeyVersion, VersionStream};
+use super::versions::{Coverage, read_between};
+use crate::backup::chain::RevisionRange;
+use crate::base::opt::{REVISION, SINCE, TIME};
+use crate::base::time::{rfc3339, utc};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::reference::KindsOf;
 use crate::objects::resource::{KeyNames, Resource};
-use crate::objects::{Detail, EncryptionKeys, Object};
-use crate::prefix::open::BackupLocation;
-use crate::prefix::open::State;
+use crate::objects::{Detail, EncryptionKeys, NotDecoded, Object};
+use crate::prefix::open::{BackupLocation, State};
+use crate::prefix::scan::Scan;
 use crate::prefix::select::{At, StateRequest};
 use crate::prefix::set_aside::{Purpose, decide_again};
 use crate::prefix::warn;
 use chrono::{DateTime, Utc};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::sync::Mutex;
+use serde_json::{Map, Value};
+use std::fmt;
 
 /// The largest number of deletions that are held in memory.
 const MAX_DELETED: usize = 1_000_000;
+
+/// The deletion of a key.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Deletion {
+    /// The revision of the deletion; null if no snapshot records it, because deltas are missing or a full is compacted.
+    pub revision: Option<Revision>,
+    /// When the deletion was recorded in a delta (RFC 3339); null if no delta records it.
+    pub time: Option<String>,
+    /// When the first snapshot after the deletion was taken (RFC 3339). null if `time` is known, and if the snapshots tell no
+    /// time.
+    pub not_after: Option<String>,
+}
+
+/// Such as "deleted at revision 42 (2026-11-20T14:00:00Z)".
+impl fmt::Display for Deletion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("deleted")?;
+        if let Some(revision) = self.revision {
+            write!(f, " at revision {revision}")?;
+        }
+        let parsed = |time: &String| DateTime::parse_from_rfc3339(time).ok();
+        if let Some(time) = self.time.as_ref().and_then(parsed) {
+            write!(f, " ({})", utc(time.to_utc()))?;
+        } else if let Some(taken) = self.not_after.as_ref().and_then(parsed) {
+            write!(f, " by {}", utc(taken.to_utc()))?;
+        }
+        Ok(())
+    }
+}
 
 /// A key that was deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeletedKey {
     /// The key.
     pub key: Vec<u8>,
-    /// The revision of the last deletion; `None` if no snapshot records it.
-    pub revision: Option<Revision>,
-    /// When the deletion was recorded in a delta (RFC 3339); `None` if no delta records it.
-    pub time: Option<String>,
-    /// If `time` is `None`, when the first snapshot after the deletion was taken; `None` if that is unknown, too.
-    pub not_after: Option<DateTime<Utc>>,
-    /// The newest revision at which it was there and not about to be deleted: a namespace empties while it is; `None` if no
-    /// snapshot records the deletion.
-    pub before: Option<Revision>,
+    /// The last deletion in the span.
+    pub deletion: Deletion,
+    /// The newest revision at which it is known to have been there and not about to be deleted: a namespace empties while it
+    /// is.
+    pub before: Revision,
     /// The owner of the object, if it had one.
     pub owner: Option<Owner>,
-    /// Whether the key exists again at the second point.
+    /// Whether the object had the labels that are asked for; `None` if it is encrypted.
+    pub has_labels: Option<bool>,
+    /// Whether the key exists again at the end of the span.
     pub is_recreated: bool,
 }
 
 /// The owner of an object.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Owner {
     /// The kind, such as `ReplicaSet`.
     pub kind: String,
@@ -57,12 +86,24 @@ pub struct Owner {
     pub name: String,
 }
 
-/// The deletions of a window, in the order of their revisions; those without one come first.
+/// What is read of objects.
+pub struct ObjectsRead<'a> {
+    /// What opens those that API servers have encrypted.
+    pub keys: &'a EncryptionKeys,
+    /// Whether an object has the labels that are asked for.
+    pub labels: &'a (dyn Fn(&Map<String, Value>) -> bool + Sync),
+}
+
+/// The deletions of a span, in the order of their revisions; those without one come first.
 pub struct Deleted {
-    /// The revision of the first state; 0 if all that the backup holds was read.
+    /// The revision of the first point; 0 if all that the backup holds was read.
     pub from: Revision,
-    /// The second state.
-    pub to: State,
+    /// The revision of the second point.
+    pub to: Revision,
+    /// The ID of the timeline; `None` for a plain snapshot file.
+    pub timeline: Option<String>,
+    /// The revisions of the span whose changes no snapshot holds completely.
+    pub missing: Vec<RevisionRange>,
     /// The kinds of objects: Kubernetes' own, and those that the states define.
     pub resources: Vec<Resource>,
     /// The keys.
@@ -73,23 +114,9 @@ pub struct Deleted {
     pub warnings: Vec<String>,
 }
 
-/// A change of a key in the window, as it is sorted.
-#[derive(Debug, Serialize, Deserialize)]
-struct WindowChange {
-    main: Revision,
-    sub: u32,
-    /// `None` if only a full holds the change.
-    time: Option<String>,
-    is_deletion: bool,
-    /// Whether the object has a deletionTimestamp.
-    is_terminating: bool,
-    owner: Option<Owner>,
-}
-
 impl Deleted {
-    /// Reads the deletions of the keys of a range, which `range` chooses by the kinds of objects, after the state `from`, or
-    /// all that the backup holds. `prefixes` are those of the API servers, and `keys` open what they have encrypted. With
-    /// `count_events`, Events are only counted.
+    /// Reads the deletions of the keys of a range, which `range` chooses by the kinds of objects, after the point `from`, or
+    /// all that the backup holds. `prefixes` are those of the API servers. With `count_events`, Events are only counted.
     ///
     /// # Errors
     /// `TooLarge` if there are more than a million; those of `range`; as [`State::open`] and [`State::for_each_live`].
@@ -99,11 +126,11 @@ impl Deleted {
         to: &StateRequest,
         prefixes: &EtcdPrefixes,
         range: impl Fn(&[Resource]) -> Result<KeyRange>,
-        keys: &EncryptionKeys,
+        objects: &ObjectsRead<'_>,
         count_events: bool,
     ) -> Result<Self> {
         decide_again([backup.context()], Purpose::Read, || {
-            Self::try_read(backup, from, to, prefixes, &range, keys, count_events)
+            Self::try_read(backup, from, to, prefixes, &range, objects, count_events)
         })
     }
 
@@ -113,23 +140,22 @@ impl Deleted {
         to_request: &StateRequest,
         prefixes: &EtcdPrefixes,
         range: &dyn Fn(&[Resource]) -> Result<KeyRange>,
-        keys: &EncryptionKeys,
+        objects: &ObjectsRead<'_>,
         count_events: bool,
     ) -> Result<Self> {
         let ctx = backup.context();
         let (to, scan) = backup.open_with_scan(to_request)?;
         let mut warnings = to.warnings.clone();
         let is_later = |at: At| matches!(at, At::Revision(r) if r > to.revision);
-        let is_unknown = |e: &Error| matches!(e.reason(), Reason::OutOfRange | Reason::RevisionGap);
         let from = match from.map(|request| (request, backup.open(request))) {
             None => None,
             Some((_, Ok(from))) => Some(from),
-            Some((request, Err(e))) if is_unknown(&e) && !is_later(request.at) => {
-                let why = match e.reason() {
-                    Reason::RevisionGap => format!("snapshots are missing at {SINCE}"),
-                    _ => format!("{SINCE} is before the oldest state of the backup"),
-                };
-                let cut = format!("{why}: all deletions that the backup holds are shown");
+            Some((request, Err(e)))
+                if e.reason() == Reason::OutOfRange && !is_later(request.at) =>
+            {
+                let cut = format!(
+                    "{SINCE} is before the oldest state of the backup: all deletions that the backup holds are shown"
+                );
                 warn(&mut warnings, cut);
                 None
             }
@@ -149,45 +175,24 @@ impl Deleted {
             }
             range => range?,
         };
-        let side = |source| {
-            let keys = Keys::read(ctx, source, range.clone())?;
-            let mut side = Side { keys, ended: false };
-            side.advance()?;
-            Ok::<_, Error>(side)
+        let after = from.as_ref().map_or(Revision(0), |from| from.asked);
+        let last = match to_request.at {
+            // Snapshots after a gap record deletions although they lead to no state.
+            At::Newest => Revision(i64::MAX),
+            At::Revision(_) | At::Time(_) => to.asked,
         };
-        let sorter = Mutex::new(Sorter::new(ctx.temp(), SORT_BUFFER_BYTES));
-        let add = |version: FoundVersion<'_>| add_change(&sorter, &version, keys);
-        let after = from.as_ref().map_or(Revision(0), |from| from.revision);
-        let moments = match &scan {
-            Some(scan) => {
-                let between = (after.next(), to.revision);
-                read_between(ctx, Some(scan), &to, between, &range, add)?;
-                let timeline = scan.timelines.by_id(&to.timeline)?;
-                moments(&scan.catalog, timeline)
-            }
-            None => {
-                read_between(ctx, None, &to, (after.next(), to.revision), &range, add)?;
-                let taken = backup.file().and_then(|file| file.created);
-                taken.map(|at| (to.base.revision, at)).into_iter().collect()
-            }
+        let span = Span {
+            backup,
+            scan: scan.as_ref(),
+            state: &to,
+            from: from.as_ref(),
+            revisions: (after.next(), last),
         };
-        let mut walk = Walk {
-            old: from.as_ref().map(side).transpose()?,
-            new: side(&to)?,
-            changes: unpoisoned(sorter.into_inner()).finish()?,
-            changes_ended: false,
-            object_keys: keys,
-            base: to.base.revision,
-            moments,
-        };
-        walk.advance_changes()?;
+        let mut found = span.deleted_keys(&range, Some(objects))?;
         let (mut deleted, mut events) = (Vec::new(), 0);
         let names = KeyNames::new(Resource::built_in().filter(is_event), prefixes);
-        while let Some(key) = walk.next()? {
+        while let Some(key) = found.next()? {
             ctx.store.cancel().check()?;
-            let Some(key) = key else {
-                continue;
-            };
             // There may be millions of them.
             if count_events && names.object(&key.key).is_some() {
                 events += 1;
@@ -200,10 +205,15 @@ impl Deleted {
                 )));
             }
         }
-        deleted.sort_by_key(|d| d.revision);
+        deleted.sort_by_key(|d| d.deletion.revision);
+        let coverage = &found.stream.coverage;
+        let first = coverage.first_state().unwrap_or_default().max(after);
+        let last = last.min(coverage.newest.max(to.revision));
         Ok(Deleted {
             from: after,
-            to,
+            to: last,
+            timeline: to.timeline_id().map(str::to_owned),
+            missing: coverage.missing_in((first.next(), last)),
             resources,
             keys: deleted,
             events,
@@ -212,133 +222,320 @@ impl Deleted {
     }
 }
 
-/// Both states and the changes in between, each sorted by key.
-struct Walk<'k> {
-    /// `None` if the walk begins with the first change.
-    old: Option<Side>,
-    new: Side,
-    changes: Sorted,
-    changes_ended: bool,
-    object_keys: &'k EncryptionKeys,
-    /// The revision of the full of the second state: it lacks what was deleted without a record.
-    base: Revision,
-    /// The last revisions of snapshots, and when these were taken.
-    moments: Vec<(Revision, DateTime<Utc>)>,
-}
-
-impl Walk<'_> {
-    fn advance_changes(&mut self) -> Result<()> {
-        self.changes_ended = self.changes_ended || !self.changes.advance()?;
-        Ok(())
-    }
-
-    /// Moves to the next key that the first state or a change has. Returns the key if it was deleted; the outer `None` is
-    /// the end.
-    fn next(&mut self) -> Result<Option<Option<DeletedKey>>> {
-        let old = self.old.as_ref().filter(|old| !old.ended);
-        let old = old.map(|old| old.keys.key());
-        let changed = (!self.changes_ended).then(|| self.changes.current().0);
-        let Some(key) = old.into_iter().chain(changed).min().map(<[u8]>::to_vec) else {
-            return Ok(None);
-        };
-        let mut changes: Vec<WindowChange> = Vec::new();
-        while !self.changes_ended && self.changes.current().0 == key {
-            changes.push(decode(self.changes.current().1)?);
-            self.advance_changes()?;
-        }
-        // A full and a delta may hold the same change, and the delta has its time.
-        changes.sort_by_key(|change| (change.main, change.sub, change.time.is_some()));
-        while !self.new.ended && self.new.keys.key() < key.as_slice() {
-            self.new.advance()?;
-        }
-        let has = |side: &Side| !side.ended && side.keys.key() == key;
-        let is_in_new = has(&self.new);
-        let old = self.old.as_mut().filter(|old| has(old));
-        // What was deleted after the last change that is recorded, was deleted without a record.
-        let last = match changes.last() {
-            Some(change) if !change.is_deletion && !is_in_new => None,
-            _ => changes.iter().rposition(|change| change.is_deletion),
-        };
-        let mut deleted = None;
-        if last.is_some() || !is_in_new {
-            let before = &changes[..last.unwrap_or(changes.len())];
-            let last_put = before.iter().rev().find(|change| !change.is_deletion);
-            let owner = match (last_put, &old) {
-                (Some(put), _) => put.owner.clone(),
-                (None, Some(old)) => owner_of(&old.keys.current()?, self.object_keys),
-                (None, None) => None,
-            };
-            let deletion = last.map(|last| &changes[last]);
-            let revision = deletion.map(|d| d.main);
-            let time = deletion.and_then(|d| d.time.clone());
-            let not_after = if time.is_none() {
-                first_snapshot_after(&self.moments, revision.unwrap_or(self.base))
-            } else {
-                None
-            };
-            let terminating = before.iter().rev().take_while(|c| c.is_terminating).last();
-            deleted = Some(DeletedKey {
-                before: terminating
-                    .map(|c| c.main)
-                    .or(revision)
-                    .map(Revision::previous),
-                not_after,
-                revision,
-                time,
-                owner,
-                is_recreated: is_in_new,
-                key,
-            });
-        }
-        if let Some(old) = old {
-            old.advance()?;
-        }
-        Ok(Some(deleted))
-    }
-}
-
-/// Returns when the first snapshot was taken that reaches a revision.
-fn first_snapshot_after(
-    moments: &[(Revision, DateTime<Utc>)],
-    revision: Revision,
-) -> Option<DateTime<Utc>> {
-    let after = moments.iter().filter(|(last, _)| *last >= revision);
-    after.map(|(_, taken)| *taken).min()
-}
-
 fn is_event(resource: &Resource) -> bool {
     resource.kind == "Event"
 }
 
-/// Adds a change to those that are sorted by key.
-fn add_change(
-    sorter: &Mutex<Sorter>,
-    version: &FoundVersion<'_>,
-    keys: &EncryptionKeys,
-) -> Result<()> {
-    let (main, sub) = version.revision;
-    let object = version.kv.and_then(|kv| object_of(kv, keys));
-    let change = WindowChange {
-        main,
-        sub,
-        time: version.time.map(|(text, _)| text.to_owned()),
-        is_deletion: version.kv.is_none(),
-        is_terminating: object.as_ref().is_some_and(|object| {
-            let metadata = object.json.get("metadata");
-            metadata.is_some_and(|m| m.get("deletionTimestamp").is_some_and(|at| !at.is_null()))
-        }),
-        owner: object.as_ref().and_then(owner_in),
+/// A span of a timeline.
+pub(crate) struct Span<'a> {
+    /// The backup.
+    pub(crate) backup: &'a BackupLocation,
+    /// The snapshots of a store; `None` for a plain snapshot file.
+    pub(crate) scan: Option<&'a Scan>,
+    /// A state of the timeline.
+    pub(crate) state: &'a State,
+    /// The state before the span, if what existed then counts although nothing in the span changes it.
+    pub(crate) from: Option<&'a State>,
+    /// The first revision and the last one.
+    pub(crate) revisions: RevisionRange,
+}
+
+impl Span<'_> {
+    /// Reads the keys of a range that were deleted in the span. Owners and labels are read of `objects`.
+    ///
+    /// # Errors
+    /// As [`State::for_each_live`].
+    fn deleted_keys(
+        &self,
+        range: &KeyRange,
+        objects: Option<&ObjectsRead<'_>>,
+    ) -> Result<DeletedKeys> {
+        let digest = |kv: &KeyValue<'_>, out: &mut Vec<u8>| {
+            if let Some(objects) = objects {
+                // Writing to memory does not fail.
+                let _ = serde_json::to_writer(out, &Seen::of(kv, objects));
+            }
+        };
+        let ctx = self.backup.context();
+        let collector = Collector::new(ctx.temp(), range, &digest);
+        if let Some(from) = self.from {
+            collector.add_state(ctx, from)?;
+        }
+        // What happened between that state and the span tells what existed when it began.
+        let before = self
+            .from
+            .map_or(self.revisions.0, |from| from.revision.next());
+        let read = (self.revisions.0.min(before), self.revisions.1);
+        let coverage = read_between(self.backup, self.scan, self.state, read, &collector)?;
+        Ok(DeletedKeys::new(
+            collector.finish(coverage)?,
+            self.revisions,
+            read,
+        ))
+    }
+
+    /// As [`deleted_keys`](Self::deleted_keys), for dates beside a state. Damage of a snapshot that the state does not need is
+    /// logged, and what it would tell is unknown.
+    ///
+    /// # Errors
+    /// `Terminated`, `Io`, `NoSpace`.
+    pub(crate) fn dates(
+        &self,
+        range: &KeyRange,
+        objects: Option<&ObjectsRead<'_>>,
+    ) -> Result<DeletedKeys> {
+        match self.deleted_keys(range, objects) {
+            Err(e) if e.reason() != Reason::Terminated => {
+                tracing::warn!("not every deletion can be dated: {e}");
+                let nothing = Collector::new(self.backup.context().temp(), range, &|_, _| {});
+                let nothing = nothing.finish(Coverage::default())?;
+                Ok(DeletedKeys::new(nothing, self.revisions, self.revisions))
+            }
+            read => read,
+        }
+    }
+}
+
+/// What is kept of an object.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Seen {
+    owner: Option<Owner>,
+    has_labels: Option<bool>,
+    /// Whether it has a deletionTimestamp.
+    is_terminating: bool,
+}
+
+impl Seen {
+    fn of(kv: &KeyValue<'_>, objects: &ObjectsRead<'_>) -> Self {
+        match Object::of_record_with(kv, objects.keys, Detail::WithoutManagers) {
+            Ok(object) => Seen {
+                owner: owner_in(&object),
+                has_labels: Some((objects.labels)(&object.json)),
+                is_terminating: is_terminating(&object),
+            },
+            Err(e) => Seen {
+                has_labels: (!matches!(e, NotDecoded::Encrypted { .. })).then_some(false),
+                ..Seen::default()
+            },
+        }
+    }
+}
+
+/// The keys of a range that were deleted in a span, in the order of their bytes.
+#[derive(Debug)]
+pub(crate) struct DeletedKeys {
+    stream: VersionStream,
+    span: RevisionRange,
+    /// The revisions of the span whose states are unknown.
+    unknown: Vec<RevisionRange>,
+    /// The last revisions of snapshots, and when these were taken.
+    moments: Vec<(Revision, DateTime<Utc>)>,
+    /// The key whose versions are read.
+    current: Option<Life>,
+    /// The key that [`of`](Self::of) will compare next.
+    waiting: Option<DeletedKey>,
+}
+
+/// What happened to a key so far.
+#[derive(Debug)]
+struct Life {
+    key: Vec<u8>,
+    exists: Option<Existing>,
+    deleted: Option<DeletedKey>,
+}
+
+#[derive(Debug)]
+struct Existing {
+    /// The revision at which it was put without a deletionTimestamp, if that is known.
+    put: Revision,
+    seen: Seen,
+    /// The revision since which it has a deletionTimestamp.
+    terminating: Option<Revision>,
+}
+
+impl DeletedKeys {
+    fn new(mut stream: VersionStream, span: RevisionRange, read: RevisionRange) -> Self {
+        DeletedKeys {
+            unknown: stream.coverage.unknown_in(read),
+            moments: std::mem::take(&mut stream.coverage.moments),
+            stream,
+            span,
+            current: None,
+            waiting: None,
+        }
+    }
+
+    /// Returns the next key; `None` at the end.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn next(&mut self) -> Result<Option<DeletedKey>> {
+        loop {
+            let Some(version) = self.stream.next()? else {
+                return Ok(self.current.take().and_then(Life::end));
+            };
+            let ended = match &self.current {
+                Some(life) if life.key == version.key => None,
+                _ => self.current.replace(Life {
+                    key: version.key.to_vec(),
+                    exists: None,
+                    deleted: None,
+                }),
+            };
+            if let Some(life) = &mut self.current
+                && version.revision <= self.span.1
+            {
+                let deletion = life.add(&version)?;
+                let in_span = deletion.filter(|_| version.revision >= self.span.0);
+                if let Some((mut deleted, put)) = in_span {
+                    if deleted.deletion.time.is_none() {
+                        let taken = self.moments.iter().filter(|m| m.0 >= version.revision);
+                        let taken = taken.map(|(_, taken)| *taken).min();
+                        deleted.deletion.not_after = taken.map(rfc3339);
+                    }
+                    deleted.before = known_before(&self.unknown, deleted.before, put);
+                    life.deleted = Some(deleted);
+                }
+            }
+            if let Some(deleted) = ended.and_then(Life::end) {
+                return Ok(Some(deleted));
+            }
+        }
+    }
+
+    /// Returns the deletion of a key. Keys must be asked for in ascending order.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) fn of(&mut self, key: &[u8]) -> Result<Option<DeletedKey>> {
+        loop {
+            if self.waiting.is_none() {
+                self.waiting = self.next()?;
+            }
+            match &self.waiting {
+                Some(deleted) if deleted.key.as_slice() < key => self.waiting = None,
+                Some(deleted) if deleted.key == key => return Ok(self.waiting.take()),
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    /// Returns the key that was deleted last.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn last(&mut self) -> Result<Option<DeletedKey>> {
+        let mut last: Option<DeletedKey> = None;
+        while let Some(deleted) = self.next()? {
+            let is_later = |last: &DeletedKey| last.deletion.revision < deleted.deletion.revision;
+            if last.as_ref().is_none_or(is_later) {
+                last = Some(deleted);
+            }
+        }
+        Ok(last)
+    }
+}
+
+impl Life {
+    /// Adds a version. Returns a deletion, and the revision at which the key was put before.
+    fn add(&mut self, version: &KeyVersion<'_>) -> Result<Option<(DeletedKey, Revision)>> {
+        let existed = self.exists.take();
+        let revision = version.revision;
+        let (recorded, last) = match version.change {
+            KeyChange::Put(digest) => {
+                let seen = match digest {
+                    [] => Seen::default(),
+                    digest => serde_json::from_slice(digest).map_err(|e| {
+                        Error::internal(format!("an object's digest cannot be read back: {e}"))
+                    })?,
+                };
+                let since = existed.as_ref().and_then(|e| e.terminating);
+                let since = since.unwrap_or(revision);
+                let before = existed.filter(|_| seen.is_terminating);
+                self.exists = Some(Existing {
+                    put: before.map_or(revision, |e| e.put),
+                    terminating: seen.is_terminating.then_some(since),
+                    seen,
+                });
+                return Ok(None);
+            }
+            KeyChange::Deleted => (Some(revision), revision.previous()),
+            KeyChange::DeletedUnrecorded(after) => (None, after),
+        };
+        let put = existed.as_ref().map_or(last, |e| e.put);
+        let terminating = existed.as_ref().and_then(|e| e.terminating);
+        let seen = existed.map(|e| e.seen).unwrap_or_default();
+        let deleted = DeletedKey {
+            key: self.key.clone(),
+            deletion: Deletion {
+                revision: recorded,
+                time: version.time.map(str::to_owned),
+                not_after: None,
+            },
+            before: terminating.map_or(last, Revision::previous),
+            owner: seen.owner,
+            has_labels: seen.has_labels,
+            is_recreated: false,
+        };
+        Ok(Some((deleted, put)))
+    }
+
+    fn end(self) -> Option<DeletedKey> {
+        let is_recreated = self.exists.is_some();
+        let deleted = self.deleted?;
+        Some(DeletedKey {
+            is_recreated,
+            ..deleted
+        })
+    }
+}
+
+/// Returns the newest revision up to `before` whose state is known, if the key was put by then.
+fn known_before(unknown: &[RevisionRange], before: Revision, put: Revision) -> Revision {
+    let hole = unknown.iter().find(|r| r.0 <= before && before <= r.1);
+    let known = hole.map(|hole| hole.0.previous());
+    known.filter(|known| put <= *known).unwrap_or(before)
+}
+
+/// The advice for a key that does not exist and was not deleted.
+pub const NO_DELETION: &str = "the backup records no deletion of it, either: check the name";
+
+/// Returns advice for keys that a state does not have: when they were deleted, and how to get the state before.
+///
+/// # Errors
+/// `Terminated`, `Io`, `NoSpace`.
+pub fn deletion_advice(
+    backup: &BackupLocation,
+    scan: Option<&Scan>,
+    state: &State,
+    range: &KeyRange,
+) -> Result<String> {
+    let span = Span {
+        backup,
+        scan,
+        state,
+        from: None,
+        revisions: (Revision(1), state.revision),
     };
-    lock(sorter).push(version.key, &encode(&change)?)
+    let Some(last) = span.dates(range, None)?.last()? else {
+        return Ok(NO_DELETION.to_owned());
+    };
+    let DeletedKey {
+        deletion, before, ..
+    } = last;
+    Ok(format!(
+        "{deletion}: give an earlier {TIME}, or {REVISION} {before}"
+    ))
 }
 
 /// Returns the owner of an object: the controller, or the first one.
 pub(crate) fn owner_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Owner> {
-    owner_in(&object_of(kv, keys)?)
+    owner_in(&Object::of_record_with(kv, keys, Detail::WithoutManagers).ok()?)
 }
 
-fn object_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Object> {
-    Object::of_record_with(kv, keys, Detail::WithoutManagers).ok()
+fn is_terminating(object: &Object) -> bool {
+    let metadata = object.json.get("metadata");
+    metadata.is_some_and(|m| m.get("deletionTimestamp").is_some_and(|at| !at.is_null()))
 }
 
 fn owner_in(object: &Object) -> Option<Owner> {
@@ -349,18 +546,5 @@ fn owner_in(object: &Object) -> Option<Owner> {
     Some(Owner {
         kind: owner.get("kind")?.as_str()?.to_owned(),
         name: owner.get("name")?.as_str()?.to_owned(),
-    })
-}
-
-fn encode(change: &WindowChange) -> Result<Vec<u8>> {
-    serde_json::to_vec(change)
-        .map_err(|e| Error::internal(format!("a change cannot be written as JSON: {e}")))
-}
-
-fn decode(change: &[u8]) -> Result<WindowChange> {
-    serde_json::from_slice(change).map_err(|e| {
-        Error::internal(format!(
-            "a change in the temporary directory cannot be read back: {e}"
-        ))
     })
 }

@@ -5,11 +5,11 @@
 //! by `cli`.
 
 use super::Keys;
-use super::deletions::{Deletion, Deletions};
+use super::deleted::{DeletedKeys, Deletion, Span};
+use crate::base::time::rfc3339;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::ObjectKey;
-use crate::prefix::Context;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
@@ -20,7 +20,7 @@ use std::cmp::Ordering;
 
 /// A comparison of two states.
 pub struct Diff<'c> {
-    ctx: &'c Context,
+    backup: &'c BackupLocation,
     /// The first state.
     pub from: State,
     /// The second state.
@@ -34,7 +34,7 @@ pub struct Diff<'c> {
     /// key.
     order: Option<Ordering>,
     /// Read when the first key is found that was deleted.
-    deletions: Option<Deletions>,
+    deletions: Option<DeletedKeys>,
     /// Whether a state has a key.
     has_keys: bool,
     /// Whether changes of Events and Leases are only counted: they happen all the time.
@@ -130,7 +130,7 @@ impl<'c> Diff<'c> {
             Ok::<_, Error>(Side { keys, ended: false })
         };
         Ok(Diff {
-            ctx: backup.context(),
+            backup,
             old: side(first, &from)?,
             new: side(backup, &to)?,
             from,
@@ -160,12 +160,24 @@ impl<'c> Diff<'c> {
         let deletions = match &mut self.deletions {
             Some(deletions) => deletions,
             None => {
-                let (scan, after) = (self.scan.as_ref(), self.from.revision);
-                let read = Deletions::read(self.ctx, scan, &self.to, after, &self.range)?;
-                self.deletions.insert(read)
+                let span = Span {
+                    backup: self.backup,
+                    scan: self.scan.as_ref(),
+                    state: &self.to,
+                    from: None,
+                    revisions: (self.from.revision.next(), self.to.revision),
+                };
+                self.deletions.insert(span.dates(&self.range, None)?)
             }
         };
-        deletions.last_of(self.old.keys.key())
+        let deleted = deletions.of(self.old.keys.key())?;
+        // If the second state is the earlier one, the key was created after it.
+        let full = self.to.base_snapshot();
+        let full = full.filter(|_| self.to.revision > self.from.revision);
+        Ok(deleted.map(|d| d.deletion).unwrap_or_else(|| Deletion {
+            not_after: full.map(|full| rfc3339(full.name.created_at())),
+            ..Deletion::default()
+        }))
     }
 
     /// Returns the next key that differs, in the order of the bytes of keys; `None` at the end. A key that

@@ -1,14 +1,11 @@
-//! Reads the history of a key: every version that a snapshot of a timeline still holds.
-//!
-//! `versions` reads the snapshots; here the versions are sorted.
+//! Reads the history of a key: every version that a snapshot of a timeline still holds, and the Event objects about it.
 
-use super::SORT_BUFFER_BYTES;
+use super::stream::{Collector, KeyChange, KeyVersion, RECORD, VersionStream};
 use super::versions::{self, Collect, FoundVersion};
 use crate::backup::chain::{self, RevisionRange};
-use crate::base::external_sort::{Sorted, Sorter};
 use crate::base::{lock, unpoisoned};
-use crate::error::{Error, Reason, Result};
-use crate::mvcc::{KeyValue, Revision};
+use crate::error::{Reason, Result};
+use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::changes::EventNote;
 use crate::objects::{EncryptionKeys, Object};
 use crate::prefix::open::BackupLocation;
@@ -34,9 +31,7 @@ pub struct History {
     pub warnings: Vec<String>,
     /// What Event objects say of the object, in the order of their revisions.
     pub events: Vec<DatedEvent>,
-    versions: Sorted,
-    /// The version that was returned last.
-    last: Option<(Revision, u32)>,
+    versions: VersionStream,
 }
 
 /// The Event objects that are about an object.
@@ -83,12 +78,14 @@ pub struct DatedEvent {
 /// A version of the key, or its deletion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Version<'a> {
-    /// The revision of the change.
+    /// The revision of the change; if the change is not recorded, the one by which it happened.
     pub revision: Revision,
     /// When the snapshotter received the change, in RFC 3339; `None` if only a full holds it.
     pub time: Option<&'a str>,
     /// The record; `None` if the key was deleted.
     pub kv: Option<KeyValue<'a>>,
+    /// Whether a snapshot records the change. If not, the versions around it tell that the key was deleted.
+    pub is_recorded: bool,
 }
 
 impl History {
@@ -115,20 +112,18 @@ impl History {
         key: &[u8],
         events: Option<&EventsOf<'_>>,
     ) -> Result<History> {
-        let found = VersionsOfKey {
-            sorter: Sorter::new(backup.context().temp(), SORT_BUFFER_BYTES),
-            found_any: false,
-            events: BTreeMap::new(),
-        };
-        let collector = VersionCollector {
-            key,
+        let range = KeyRange::Key(key.to_vec());
+        let collector = HistoryCollector {
+            versions: Collector::new(backup.context().temp(), &range, RECORD),
             events_of: events,
-            found: Mutex::new(found),
+            events: Mutex::default(),
         };
         let coverage = versions::read(backup, timeline, &collector)?;
-        let found = unpoisoned(collector.found.into_inner());
+        let events = unpoisoned(collector.events.into_inner());
+        let versions = collector.versions.finish(coverage)?;
+        let coverage = &versions.coverage;
         let missing = coverage.missing();
-        if !found.found_any {
+        if versions.is_empty() {
             let mut message = format!(
                 "no snapshot holds a version of key \"{}\" up to revision {}",
                 key.escape_ascii(),
@@ -143,13 +138,12 @@ impl History {
             return Err(Reason::KeyNotFound.error(message));
         }
         Ok(History {
-            events: found.events.into_values().collect(),
-            timeline: coverage.timeline,
+            events: events.0.into_values().collect(),
+            timeline: coverage.timeline.clone(),
             revision: coverage.newest,
             missing,
-            warnings: coverage.warnings,
-            versions: found.sorter.finish()?,
-            last: None,
+            warnings: coverage.warnings.clone(),
+            versions,
         })
     }
 
@@ -159,65 +153,65 @@ impl History {
     /// `Io`.
     #[allow(clippy::should_implement_trait)] // the version borrows from the history, which an Iterator cannot express
     pub fn next(&mut self) -> Result<Option<Version<'_>>> {
-        loop {
-            if !self.versions.advance()? {
-                return Ok(None);
-            }
-            let current = Some(decode_sort_key(self.versions.current().0)?);
-            // Several snapshots may hold a version. The one of a delta comes first, since it has a time.
-            if current != self.last {
-                self.last = current;
-                break;
-            }
-        }
-        let (sort_key, record) = self.versions.current();
-        decode(decode_sort_key(sort_key)?.0, record).map(Some)
+        let Some(KeyVersion {
+            revision,
+            time,
+            change,
+            ..
+        }) = self.versions.next()?
+        else {
+            return Ok(None);
+        };
+        let kv = match change {
+            KeyChange::Put(record) => Some(KeyValue::decode(record)?),
+            KeyChange::Deleted | KeyChange::DeletedUnrecorded(_) => None,
+        };
+        Ok(Some(Version {
+            revision,
+            time,
+            kv,
+            is_recorded: !matches!(change, KeyChange::DeletedUnrecorded(_)),
+        }))
     }
 }
 
 /// Collects the versions of a key, and the Events about its object.
-struct VersionCollector<'k> {
-    key: &'k [u8],
+struct HistoryCollector<'k> {
+    versions: Collector<'k>,
     events_of: Option<&'k EventsOf<'k>>,
-    found: Mutex<VersionsOfKey>,
+    events: Mutex<Events>,
 }
 
-struct VersionsOfKey {
-    sorter: Sorter,
-    found_any: bool,
-    /// By revision and number within the transaction.
-    events: BTreeMap<(Revision, u32), DatedEvent>,
-}
+/// The newest versions of Event objects, by revision and number within the transaction.
+#[derive(Default)]
+struct Events(BTreeMap<(Revision, u32), DatedEvent>);
 
-impl Collect for VersionCollector<'_> {
+impl Collect for HistoryCollector<'_> {
     fn wants(&self, key: &[u8]) -> bool {
-        key == self.key || self.events_of.is_some_and(|events| events.contains(key))
+        self.versions.wants(key) || self.events_of.is_some_and(|events| events.contains(key))
     }
 
-    /// If several deltas hold a version, the one with the lowest `nth` counts.
+    fn begin_full(&self, states: RevisionRange) {
+        self.versions.begin_full(states);
+    }
+
     fn add(&self, version: FoundVersion<'_>) -> Result<()> {
-        let revision = version.revision;
-        let time = version.time.map(|(text, _)| text);
-        if version.key != self.key {
-            let note = version.kv.zip(self.events_of);
-            if let Some(note) = note.and_then(|(kv, events)| events.note(kv)) {
-                lock(&self.found).add_event(revision, time, note);
-            }
-            return Ok(());
+        if self.versions.wants(version.key) {
+            return self.versions.add(version);
         }
-        let mut record = Vec::new();
-        encode(time, version.kv, &mut record)?;
-        let key = encode_sort_key(revision, time.is_some(), version.nth);
-        let mut found = lock(&self.found);
-        found.found_any = true;
-        found.sorter.push(&key, &record)
+        let note = version.kv.zip(self.events_of);
+        if let Some(note) = note.and_then(|(kv, events)| events.note(kv)) {
+            let time = version.time.map(|(text, _)| text);
+            lock(&self.events).add(version.revision, time, note);
+        }
+        Ok(())
     }
 }
 
-impl VersionsOfKey {
-    /// Adds a version of an Event object. Of too many, the oldest is dropped.
-    fn add_event(&mut self, revision: (Revision, u32), time: Option<&str>, note: EventNote) {
-        let event = self.events.entry(revision).or_insert(DatedEvent {
+impl Events {
+    /// Adds a version. Of too many, the oldest is dropped.
+    fn add(&mut self, revision: (Revision, u32), time: Option<&str>, note: EventNote) {
+        let event = self.0.entry(revision).or_insert(DatedEvent {
             revision: revision.0,
             time: None,
             note,
@@ -226,64 +220,10 @@ impl VersionsOfKey {
         if event.time.is_none() {
             event.time = time.map(str::to_owned);
         }
-        if self.events.len() > MAX_EVENTS {
-            self.events.pop_first();
+        if self.0.len() > MAX_EVENTS {
+            self.0.pop_first();
         }
     }
-}
-
-/// Encodes the key by which versions are sorted: the revision (8 bytes), the number within the transaction
-/// (4), 0 for a delta and 1 for a full, so that deltas come first (1), and the position of the snapshot (8).
-fn encode_sort_key((main, sub): (Revision, u32), has_time: bool, nth: usize) -> [u8; 21] {
-    let mut b = [0; 21];
-    b[..8].copy_from_slice(&main.0.to_be_bytes());
-    b[8..12].copy_from_slice(&sub.to_be_bytes());
-    b[12] = u8::from(!has_time);
-    b[13..].copy_from_slice(&(nth as u64).to_be_bytes());
-    b
-}
-
-/// Decodes the revision, and the number within the transaction.
-fn decode_sort_key(b: &[u8]) -> Result<(Revision, u32)> {
-    let main = b.get(..8).and_then(|b| b.try_into().ok());
-    let sub = b.get(8..12).and_then(|b| b.try_into().ok());
-    match (main, sub) {
-        (Some(main), Some(sub)) => {
-            Ok((Revision(i64::from_be_bytes(main)), u32::from_be_bytes(sub)))
-        }
-        _ => Err(Error::internal(
-            "a version in the temporary directory has no sort key",
-        )),
-    }
-}
-
-/// Encodes a version: the length of the time (1 byte), the time, and the record, which is empty for a
-/// deletion.
-fn encode(time: Option<&str>, kv: Option<&KeyValue<'_>>, out: &mut Vec<u8>) -> Result<()> {
-    let time = time.unwrap_or_default();
-    let len = u8::try_from(time.len())
-        .map_err(|_| Error::corrupt("the time of an event is longer than 255 bytes"))?;
-    out.push(len);
-    out.extend_from_slice(time.as_bytes());
-    if let Some(kv) = kv {
-        kv.encode(out);
-    }
-    Ok(())
-}
-
-fn decode(revision: Revision, b: &[u8]) -> Result<Version<'_>> {
-    let bad = || Error::internal("a version in the temporary directory cannot be read back");
-    let (&len, rest) = b.split_first().ok_or_else(bad)?;
-    let (time, record) = rest.split_at_checked(len.into()).ok_or_else(bad)?;
-    let time = std::str::from_utf8(time).map_err(|_| bad())?;
-    Ok(Version {
-        revision,
-        time: (!time.is_empty()).then_some(time),
-        kv: match record {
-            [] => None,
-            record => Some(KeyValue::decode(record)?),
-        },
-    })
 }
 
 #[cfg(test)]
@@ -291,35 +231,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_decoded_as_they_were_encoded() {
-        let kv = KeyValue {
-            key: b"k",
-            create_revision: Revision(3),
-            mod_revision: Revision(5),
-            version: 2,
-            value: b"",
-            lease: 9,
-        };
-        for (time, kv) in [(None, Some(kv)), (Some("2026-11-21T02:30:00Z"), None)] {
-            let mut b = Vec::new();
-            encode(time, kv.as_ref(), &mut b).unwrap();
-            let decoded = decode(Revision(5), &b).unwrap();
-            assert_eq!((decoded.time, decoded.kv), (time, kv));
-        }
-        let version = (Revision(258), 7);
-        let first = encode_sort_key(version, true, 256);
-        assert_eq!(decode_sort_key(&first).unwrap(), version);
-        assert!(first < encode_sort_key(version, true, 257));
-        assert!(encode_sort_key(version, true, 257) < encode_sort_key(version, false, 0));
-    }
-
-    #[test]
     fn the_newest_events_are_kept_in_whatever_order_they_are_found() {
-        let mut found = VersionsOfKey {
-            sorter: Sorter::new(std::env::temp_dir().into(), SORT_BUFFER_BYTES),
-            found_any: false,
-            events: BTreeMap::new(),
-        };
+        let mut found = Events::default();
         let note = EventNote {
             r#type: "Normal".to_owned(),
             reason: "Pulled".to_owned(),
@@ -328,12 +241,12 @@ mod tests {
         };
         let newest = MAX_EVENTS as i64 + 2;
         for revision in [2, newest].into_iter().chain(1..newest) {
-            found.add_event((Revision(revision), 0), None, note.clone());
+            found.add((Revision(revision), 0), None, note.clone());
         }
         // The same version in a delta.
         let time = "2026-11-21T02:30:00Z";
-        found.add_event((Revision(newest), 0), Some(time), note);
-        let events: Vec<_> = found.events.into_values().collect();
+        found.add((Revision(newest), 0), Some(time), note);
+        let events: Vec<_> = found.0.into_values().collect();
         assert!(events.iter().map(|e| e.revision.0).eq(3..=newest));
         assert_eq!(events.last().unwrap().time.as_deref(), Some(time));
     }

@@ -3,7 +3,7 @@
 //! UTF-8 is printed as text, all other bytes in base64. The fields must not change: the schemas of `get`, `export`,
 //! `diff` and `history` in `docs/` describe them.
 
-use super::deletions::Deletion;
+use super::deleted::Deletion;
 use super::diff::KeyDifference;
 use super::history::Version;
 use crate::mvcc::{KeyValue, Revision};
@@ -179,6 +179,8 @@ pub struct VersionJson<'a> {
     time: Option<&'a str>,
     /// Whether the change deleted the key. If so, `record` is null.
     deleted: bool,
+    /// Whether a snapshot records the change. Of a deletion that none records, `revision` is the one by which it happened.
+    recorded: bool,
     /// The version; null for a deletion.
     record: Option<RecordJson<'a>>,
     /// Who wrote the version of an object: the managers whose entries in its managedFields are new.
@@ -201,6 +203,7 @@ impl<'a> VersionJson<'a> {
             revision: version.revision,
             time: version.time,
             deleted: version.kv.is_none(),
+            recorded: version.is_recorded,
             record: version.kv.map(|kv| RecordJson::new(&kv, keys)),
         }
     }

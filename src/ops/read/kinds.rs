@@ -1,6 +1,7 @@
 //! The kinds of the objects in a backup beside Kubernetes' own: those that its CustomResourceDefinitions define, and those
 //! whose keys it has without one, such as OpenShift's and those of aggregated API servers.
 
+use super::stream::{KeyChange, KeyVersion};
 use super::versions::{self, Collect, FoundVersion};
 use crate::base::{lock, unpoisoned};
 use crate::error::Result;
@@ -27,11 +28,7 @@ pub fn kinds(
     of: KindsOf,
     prefixes: &EtcdPrefixes,
 ) -> Result<Vec<Resource>> {
-    let found = FoundKinds {
-        prefixes,
-        definitions: Mutex::default(),
-        undefined: Mutex::default(),
-    };
+    let found = FoundKinds::new(prefixes);
     match of {
         KindsOf::State => {
             let roots = prefixes.iter().map(|p| format!("{p}/").into_bytes());
@@ -48,7 +45,8 @@ pub fn kinds(
     Ok(found.finish())
 }
 
-struct FoundKinds<'p> {
+/// The kinds that were found so far.
+pub(crate) struct FoundKinds<'p> {
     prefixes: &'p EtcdPrefixes,
     /// The newest change of each definition, and the newest kind that it defined.
     definitions: Mutex<BTreeMap<Vec<u8>, Definition>>,
@@ -64,7 +62,31 @@ struct Definition {
     resource: Option<Resource>,
 }
 
-impl FoundKinds<'_> {
+impl<'p> FoundKinds<'p> {
+    pub(crate) fn new(prefixes: &'p EtcdPrefixes) -> Self {
+        FoundKinds {
+            prefixes,
+            definitions: Mutex::default(),
+            undefined: Mutex::default(),
+        }
+    }
+
+    /// Sees a version, with its whole record.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot` if the record cannot be decoded.
+    pub(crate) fn see_version(&self, version: &KeyVersion<'_>) -> Result<()> {
+        if self.prefixes.of_key(version.key).is_none() {
+            return Ok(());
+        }
+        let kv = match version.change {
+            KeyChange::Put(record) => Some(KeyValue::decode(record)?),
+            KeyChange::Deleted | KeyChange::DeletedUnrecorded(_) => None,
+        };
+        self.see(version.key, version.revision, kv.as_ref());
+        Ok(())
+    }
+
     fn see(&self, key: &[u8], revision: Revision, kv: Option<&KeyValue<'_>>) {
         let prefix = self.prefixes.of_key(key).map_or(0, str::len);
         let Some(path) = key
@@ -110,7 +132,8 @@ impl FoundKinds<'_> {
         }
     }
 
-    fn finish(self) -> Vec<Resource> {
+    /// Returns the kinds beside Kubernetes' own.
+    pub(crate) fn finish(self) -> Vec<Resource> {
         let mut all = Vec::new();
         for definition in unpoisoned(self.definitions.into_inner()).into_values() {
             if let (Some(resource), true) = (&definition.resource, definition.is_deleted) {

@@ -4,11 +4,10 @@
 //! to fit into memory.
 
 pub mod deleted;
-mod deletions;
 pub mod diff;
 pub mod history;
 pub mod json;
-mod kinds;
+pub(crate) mod kinds;
 pub(crate) mod stream;
 pub(crate) mod versions;
 
@@ -23,8 +22,6 @@ use crate::prefix::open::Payload;
 use crate::prefix::open::SnapshotReader;
 use crate::prefix::open::State;
 use crate::prefix::select::DeltaSlice;
-pub(crate) use deletions::last_deletion;
-pub use deletions::{Deletion, LastDeletion, NO_DELETION, deletion_advice};
 pub use kinds::kinds;
 use std::sync::Mutex;
 

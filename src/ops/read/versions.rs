@@ -11,9 +11,9 @@ use crate::base::ReadAt;
 use crate::base::parallel::find_first;
 use crate::base::time::rfc3339;
 use crate::bolt::Database;
-use crate::error::{Reason, Result};
+use crate::error::{Error, Reason, Result};
 use crate::mvcc::history::key_bucket;
-use crate::mvcc::{Base, KeyRange, KeyValue, RecordKey, Revision};
+use crate::mvcc::{Base, KeyValue, RecordKey, Revision};
 use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::open::{BackupLocation, SnapshotReader};
@@ -37,7 +37,7 @@ pub(crate) struct FoundVersion<'a> {
     /// When the snapshotter received the change, as text (RFC 3339) and parsed; `None` in a full.
     pub(crate) time: Option<(&'a str, DateTime<Utc>)>,
     /// The position of the delta; 0 for a full.
-    pub(crate) nth: usize,
+    pub(crate) nth: u32,
     /// The record; `None` for a deletion.
     pub(crate) kv: Option<&'a KeyValue<'a>>,
 }
@@ -47,9 +47,9 @@ pub(crate) trait Collect: Sync {
     /// Returns whether versions of a key are wanted.
     fn wants(&self, key: &[u8]) -> bool;
 
-    /// Says that the versions of another full follow: the last one of [`Coverage::in_fulls`]. At and below its first revision
-    /// it has only the newest version of each key.
-    fn begin_full(&self, _in_fulls: &[RevisionRange]) {}
+    /// Says that the versions of another full follow, which has the states of these revisions: at and below the first one, it
+    /// has only the newest version of each key.
+    fn begin_full(&self, _states: RevisionRange) {}
 
     /// Takes a version.
     ///
@@ -74,7 +74,7 @@ pub(crate) struct Coverage {
     /// The revisions whose changes are all known.
     covered: Vec<RevisionRange>,
     /// The revisions whose states the fulls hold, in the order of reading: from the compacted one to the last.
-    pub(crate) in_fulls: Vec<RevisionRange>,
+    in_fulls: Vec<RevisionRange>,
 }
 
 /// A snapshot that is left out because it is damaged.
@@ -98,8 +98,13 @@ impl Coverage {
 
     /// Returns the revisions whose states are unknown: those from a missing change on, until a full closes the gap.
     pub(crate) fn unknown(&self) -> Vec<RevisionRange> {
+        self.unknown_in(ALL)
+    }
+
+    /// As [`unknown`](Self::unknown), if the changes of these revisions alone were read.
+    pub(crate) fn unknown_in(&self, span: RevisionRange) -> Vec<RevisionRange> {
         let mut unknown: Vec<RevisionRange> = Vec::new();
-        for (mut first, end) in self.missing() {
+        for (mut first, end) in self.missing_in(span) {
             // A full inside the gap holds its own states alone.
             while first <= end {
                 let closing = self
@@ -132,9 +137,10 @@ impl Coverage {
     }
 
     /// Returns the missing revisions among these.
-    fn missing_in(&self, (first, last): RevisionRange) -> Vec<RevisionRange> {
+    pub(crate) fn missing_in(&self, (first, last): RevisionRange) -> Vec<RevisionRange> {
         let gaps = self.missing().into_iter();
-        gaps.filter(|gap| gap.1 >= first && gap.0 <= last).collect()
+        let gaps = gaps.map(|gap| (gap.0.max(first), gap.1.min(last)));
+        gaps.filter(|gap| gap.0 <= gap.1).collect()
     }
 }
 
@@ -169,13 +175,7 @@ fn read_file(
     };
     let state = State::of_file(file, &request)?;
     let mut coverage = Coverage::new(None, state.warnings.clone());
-    coverage
-        .read_full(ctx, &state.db, &state.base, ALL, collect)
-        .map_err(state.at_base(ctx))?;
-    let created = file.created.iter();
-    coverage
-        .moments
-        .extend(created.map(|at| (state.base.revision, *at)));
+    coverage.read_state_of_file(ctx, file, &state, ALL.1, collect)?;
     Ok(coverage)
 }
 
@@ -225,57 +225,34 @@ pub(crate) fn moments(catalog: &Catalog, timeline: &Timeline) -> Vec<(Revision, 
     names.collect()
 }
 
-/// Calls `add` for the versions of the keys of a range with these revisions on the timeline of a state, from several
-/// threads at once.
+/// Reads the versions of these revisions on the timeline of a state, and what fulls have of older ones.
 ///
 /// # Errors
 /// As [`read`].
 pub(crate) fn read_between(
-    ctx: &Context,
+    backup: &BackupLocation,
     scan: Option<&Scan>,
     state: &State,
     between: RevisionRange,
-    range: &KeyRange,
-    add: impl Fn(FoundVersion<'_>) -> Result<()> + Sync,
-) -> Result<()> {
+    collect: &impl Collect,
+) -> Result<Coverage> {
+    let ctx = backup.context();
+    let mut coverage = Coverage::new(state.timeline_id().map(str::to_owned), Vec::new());
     if between.0 > between.1 {
-        return Ok(());
+        return Ok(coverage);
     }
-    let collect = &Within {
-        between,
-        range,
-        add,
-    };
-    let mut coverage = Coverage::new(None, Vec::new());
-    match scan {
-        None => coverage
-            .read_full(ctx, &state.db, &state.base, between, collect)
-            .map_err(state.at_base(ctx)),
-        Some(scan) => {
+    match (scan, backup) {
+        (Some(scan), _) => {
             let timeline = scan.timelines.by_id(&state.timeline)?;
-            coverage.read_timeline(ctx, scan, scan.intact(timeline), between, collect)
+            coverage.moments = moments(&scan.catalog, timeline);
+            coverage.read_timeline(ctx, scan, scan.intact(timeline), between, collect)?;
         }
-    }
-}
-
-/// Takes the versions of the keys of a range with these revisions.
-struct Within<'r, F> {
-    between: RevisionRange,
-    range: &'r KeyRange,
-    add: F,
-}
-
-impl<F: Fn(FoundVersion<'_>) -> Result<()> + Sync> Collect for Within<'_, F> {
-    fn wants(&self, key: &[u8]) -> bool {
-        self.range.contains(key)
-    }
-
-    fn add(&self, version: FoundVersion<'_>) -> Result<()> {
-        if (self.between.0..=self.between.1).contains(&version.revision.0) {
-            (self.add)(version)?;
+        (None, BackupLocation::File(_, file)) => {
+            coverage.read_state_of_file(ctx, file, state, between.1, collect)?;
         }
-        Ok(())
+        (None, BackupLocation::Prefix(_)) => return Err(Error::internal("a store without a scan")),
     }
+    Ok(coverage)
 }
 
 impl Coverage {
@@ -289,6 +266,21 @@ impl Coverage {
             covered: Vec::new(),
             in_fulls: Vec::new(),
         }
+    }
+
+    fn read_state_of_file(
+        &mut self,
+        ctx: &Context,
+        file: &OpenFile,
+        state: &State,
+        until: Revision,
+        collect: &impl Collect,
+    ) -> Result<()> {
+        let created = file.created.iter();
+        let moments = created.map(|at| (state.base.revision, *at));
+        self.moments.extend(moments);
+        self.read_full(ctx, &state.db, &state.base, until, collect)
+            .map_err(state.at_base(ctx))
     }
 
     /// Reads the deltas of a timeline that may hold these revisions, and fulls as far as deltas are missing.
@@ -319,38 +311,27 @@ impl Coverage {
             let (db, base) = ctx.full(&snapshots[i])?;
             let until = timeline.members.iter().find(|m| m.snapshot == i);
             let until = until.map_or(Revision(i64::MAX), |m| m.until);
-            let read_to = (between.0, between.1.min(until));
-            self.read_full(ctx, &db, &base, read_to, collect)
+            self.read_full(ctx, &db, &base, between.1.min(until), collect)
                 .map_err(ctx.at(&snapshots[i]))?;
             read.insert(i, base);
         }
         Ok(())
     }
 
-    /// Reads the versions of a full with these revisions.
+    /// Reads the versions of a full up to a revision.
     fn read_full<R: ReadAt>(
         &mut self,
         ctx: &Context,
         db: &Database<R>,
         base: &Base,
-        (first, last): RevisionRange,
+        until: Revision,
         collect: &impl Collect,
     ) -> Result<()> {
-        let last = base.revision.min(last);
+        let last = base.revision.min(until);
         let compacted = Revision(base.compact_revision.0.max(0));
         self.in_fulls.push((compacted, last));
-        collect.begin_full(&self.in_fulls);
+        collect.begin_full((compacted, last));
         let mut c = db.cursor(&key_bucket(db)?);
-        if first > ALL.0 {
-            let mut begin = Vec::new();
-            let record = RecordKey {
-                main: first,
-                sub: 0,
-                tombstone: false,
-            };
-            record.encode(&mut begin);
-            c.seek(&begin)?;
-        }
         while let Some(e) = c.next()? {
             let rk = RecordKey::decode(e.key)?;
             if rk.main > last {
@@ -394,7 +375,7 @@ impl Coverage {
                     key: e.change.key(),
                     revision: (e.main, e.sub),
                     time,
-                    nth,
+                    nth: nth as u32,
                     kv,
                 })
             })?;

@@ -29,6 +29,8 @@ pub struct State {
     pub base: Base,
     /// The revision that the deltas lead to.
     pub revision: Revision,
+    /// The revision that was asked for, if a state before it was opened; otherwise `revision`.
+    pub(crate) asked: Revision,
     /// The ID of the timeline.
     pub timeline: String,
     /// The wall behind which the timeline begins, in seconds since 1970; `None` if there is none.
@@ -115,6 +117,7 @@ impl State {
             db,
             base,
             revision,
+            asked: revision,
             timeline,
             wall: None,
             warnings: Vec::new(),
@@ -310,12 +313,14 @@ impl<'a> Opening<'a> {
                 if !request.or_newest {
                     refuse_uncovered(ctx, scan, timeline, time).map_err(explain)?;
                 }
-                let (revision, more) = revision_at(ctx, scan, timeline, time).map_err(explain)?;
+                let found = revision_at(ctx, scan, timeline, time, request.or_before);
+                let (revision, more) = found.map_err(explain)?;
                 warnings.extend(more);
                 Some(revision)
             }
         };
-        let (chain, opened, begun) = self.open_intact_chain(timeline, target, &mut warnings)?;
+        let (chain, opened, begun) =
+            self.open_known_chain(timeline, target, request.or_before, &mut warnings)?;
         tracing::info!(
             base = %scan.catalog.snapshots[chain.base].name,
             base_revision = opened.1.revision.0,
@@ -331,55 +336,64 @@ impl<'a> Opening<'a> {
         }
         Ok(State {
             warnings,
+            asked: target.unwrap_or(chain.target),
             begun: Mutex::new(begun),
             ..State::from_parts(scan, timeline, &chain, opened)
         })
     }
 
-    /// Chooses and opens the chain. If snapshots of the timeline are damaged, another chain must lead to the same
-    /// revision. Only a reader of the newest state is given an older one.
-    fn open_intact_chain(
+    /// Chooses and opens the chain. If snapshots of the timeline are damaged, another chain must lead to the same revision. With
+    /// `or_before`, the newest known state before a damaged or missing snapshot is opened if nothing leads around it. So is one
+    /// before damage if a reader asks for the newest.
+    fn open_known_chain(
         &self,
         timeline: &Timeline,
         target: Option<Revision>,
+        or_before: bool,
         warnings: &mut Vec<String>,
     ) -> Result<(Chain, OpenFull, Option<ReadAhead>)> {
         let (ctx, scan) = (self.ctx, self.scan);
-        let Some(damage) = scan.damage_in(timeline) else {
-            return self.open_chain(timeline, target);
-        };
+        let damage = scan.damage_in(timeline);
+        let stops = damage.is_some() && target.is_none() && ctx.marks.stops_before();
         let whole = scan.timelines.by_id(&timeline.id)?;
         let newest = whole
             .last(&scan.catalog, &scan.contents)
             .unwrap_or_default();
         let goal = target.unwrap_or(newest);
-        let lower = match self.open_chain(timeline, target) {
-            Ok(opened) if opened.0.target >= goal => return Ok(opened),
-            Ok(opened) => Some(opened),
-            Err(e) if !leads_nowhere(&e) => return Err(e),
-            Err(_) => None,
+        let (lower, gap) = match self.open_chain(timeline, target) {
+            Ok(opened) if damage.is_none() || opened.0.target >= goal => return Ok(opened),
+            Ok(opened) => (Some(opened), None),
+            Err(e) if damage.is_some() && leads_nowhere(&e) => (None, None),
+            Err(e) if or_before && e.reason() == Reason::RevisionGap => (None, Some(e)),
+            Err(e) => return Err(e),
         };
         let known = scan.contents.known_bases();
         let ranges = chain::restorable(&scan.catalog, timeline, &known).into_iter();
         let before = ranges.filter(|r| r.0 <= goal).map(|r| r.1.min(goal)).max();
-        match (before, target) {
-            (Some(before), None) if ctx.marks.stops_before() => {
-                let message = format!(
-                    "the backup is read up to revision {before} instead of {goal}: nothing leads around the damage"
-                );
-                ctx.marks.warn(warnings, message);
-                match lower.filter(|(chain, ..)| chain.target == before) {
-                    Some(opened) => Ok(opened),
-                    None => self.open_chain(timeline, Some(before)),
-                }
-            }
-            (Some(before), _) => Err(damage.reworded(format!(
-                "{damage}; no other snapshots lead to revision {goal}: the newest revision before it that can be restored is {before}, give {REVISION} {before}"
-            ))),
-            (None, _) => Err(damage.reworded(format!(
-                "{damage}; no other snapshots lead to revision {goal}"
-            ))),
+        if let (Some(before), true) = (before, or_before || stops) {
+            let why = match &gap {
+                Some(gap) => gap.to_string(),
+                None => "nothing leads around the damage".to_owned(),
+            };
+            let message =
+                format!("the backup is read up to revision {before} instead of {goal}: {why}");
+            ctx.marks.warn(warnings, message);
+            return match lower.filter(|(chain, ..)| chain.target == before) {
+                Some(opened) => Ok(opened),
+                None => self.open_chain(timeline, Some(before)),
+            };
         }
+        Err(match (damage, gap) {
+            (None, Some(gap)) => gap,
+            (None, None) => Error::internal("a chain without a reason"),
+            (Some(damage), _) => {
+                let nearest = before.map(|before| format!(": the newest revision before it that can be restored is {before}, give {REVISION} {before}"));
+                damage.reworded(format!(
+                    "{damage}; no other snapshots lead to revision {goal}{}",
+                    nearest.unwrap_or_default()
+                ))
+            }
+        })
     }
 
     /// Chooses the chain, and opens fulls on whose content the choice depends.
