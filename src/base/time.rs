@@ -45,6 +45,11 @@ impl Zone {
         Zone::choose(in_pod, tz.as_deref(), system)
     }
 
+    /// Returns the zone with a name of the IANA database, such as `Europe/Berlin`; `None` if there is none.
+    pub fn named(name: &str) -> Option<Zone> {
+        name.parse().ok().map(Zone::Named)
+    }
+
     /// Chooses the zone. `system` returns the name of the operating system's zone.
     fn choose(in_pod: bool, tz: Option<&str>, system: impl FnOnce() -> Option<String>) -> Zone {
         if in_pod {
@@ -58,9 +63,9 @@ impl Zone {
             },
             None => system(),
         };
-        let zone = name.and_then(|name| name.parse().ok());
+        let zone = name.and_then(|name| Zone::named(&name));
         // `Local` reads TZ itself and also knows rules such as `CET-1CEST` and paths.
-        zone.map_or(Zone::System, Zone::Named)
+        zone.unwrap_or(Zone::System)
     }
 
     /// Returns the time in this zone.

@@ -165,11 +165,14 @@ pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, shown: Shown) -> S
     );
     let is_secret = object_key.is_some_and(|o| o.resource == "secrets");
     let detail = Detail::with_managers(shown.managers);
-    match Object::of_record_with(kv, keys, detail) {
+    let object = Object::of_record_with(kv, keys, detail).and_then(|mut object| {
+        if shown.clean {
+            object.clean()?;
+        }
+        Ok(object)
+    });
+    match object {
         Ok(mut object) => {
-            if shown.clean {
-                object.clean();
-            }
             if !shown.secrets {
                 object.hide_secrets();
             }

@@ -6,7 +6,7 @@
 use super::index::{Index, Key};
 use super::store::{Overview, removals};
 use super::views::{
-    Changes, Comparison, Density, Filter, Life, Objects, Search, Show, Shown, State as Tree,
+    Changes, Comparison, Density, Filter, Given, Life, Objects, Search, Show, Shown, State as Tree,
     Window, any_revision_of, revision_of, step,
 };
 use crate::error::{Error, Reason, Result};
@@ -83,6 +83,10 @@ struct Parameters {
     other: bool,
     offset: usize,
     q: String,
+    /// The time zone of the browser.
+    zone: Option<String>,
+    /// Whether a span begins at the moment.
+    begins: bool,
     within: String,
     secrets: bool,
     clean: bool,
@@ -206,6 +210,10 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
             "/api/gc",
             view(|shared, _, p| removals(&shared.backup, &p.policy)),
         )
+        .route(
+            "/api/moment",
+            view(|_, _, p| Ok(Given::of(&p.q, p.zone.as_deref(), p.begins))),
+        )
         .route("/api/yaml", get(download))
 }
 
@@ -323,6 +331,9 @@ async fn download(State(shared): State<Arc<Shared>>, Query(p): Query<Parameters>
             return Err(Reason::Usage.error(
                 "the values of a Secret are hidden, so the file could not be applied: show them first",
             ));
+        }
+        if let Some(why) = shown.not_decoded().filter(|_| p.clean) {
+            return Err(Reason::NotDecoded.error(why));
         }
         let file = format!("attachment; filename=\"{}\"", shown.file_name());
         let headers = [

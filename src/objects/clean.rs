@@ -1,7 +1,7 @@
 //! Makes an object of a backup one that `kubectl apply` takes: without what only an API server or a controller sets.
 
-use super::{LAST_APPLIED, Object};
-use serde_json::{Map, Value};
+use super::{LAST_APPLIED, NotDecoded, Object};
+use serde_json::{Map, Value, json};
 
 /// The fields of the metadata that a server sets. Owners are named by UIDs: an object whose owner no longer exists
 /// would be deleted at once.
@@ -16,6 +16,13 @@ const METADATA: [&str; 9] = [
     "selfLink",
     "uid",
 ];
+/// What each version of a definition has in v1, and the field of v1beta1 that is for all of them.
+const PARTS_OF_VERSIONS: [(&str, &str); 4] = [
+    ("schema", "validation"),
+    ("subresources", "subresources"),
+    ("additionalPrinterColumns", "additionalPrinterColumns"),
+    ("selectableFields", "selectableFields"),
+];
 /// The labels by which a Job selects its Pods.
 const JOB_LABELS: [&str; 4] = [
     "batch.kubernetes.io/controller-uid",
@@ -25,8 +32,15 @@ const JOB_LABELS: [&str; 4] = [
 ];
 
 impl Object {
-    /// Removes what only an API server or a controller sets, the status and the annotation of `kubectl apply`.
-    pub fn clean(&mut self) {
+    /// Removes what only an API server or a controller sets, the status and the annotation of `kubectl apply`. Definitions
+    /// become those of v1.
+    ///
+    /// # Errors
+    /// `Items` if kubectl would take the object for a list.
+    pub fn clean(&mut self) -> Result<(), NotDecoded> {
+        if self.json.contains_key("items") && !self.kind().ends_with("List") {
+            return Err(NotDecoded::Items);
+        }
         self.json.remove("status");
         if let Some(metadata) = self.metadata() {
             for field in METADATA {
@@ -37,6 +51,10 @@ impl Object {
         if self.kind() == "Job" {
             self.clean_job();
         }
+        if self.api_version() == "apiextensions.k8s.io/v1beta1" {
+            upgrade_definition(&mut self.json);
+        }
+        Ok(())
     }
 
     /// Removes the selector of a Job, which the server makes from the UID unless the user asks for another one.
@@ -56,6 +74,57 @@ impl Object {
             .and_then(|template| template.get_mut("metadata"))
         {
             remove_from(metadata, "labels", &JOB_LABELS);
+        }
+    }
+}
+
+/// Makes a CustomResourceDefinition of v1beta1 one of v1. API servers store all in v1beta1 (as of 1.36), and take v1 alone.
+/// Source: `apiextensions-apiserver`, `apis/apiextensions/v1beta1/conversion.go`.
+fn upgrade_definition(definition: &mut Map<String, Value>) {
+    definition.insert("apiVersion".to_owned(), "apiextensions.k8s.io/v1".into());
+    let Some(Value::Object(spec)) = definition.get_mut("spec") else {
+        return;
+    };
+    let name = spec.remove("version");
+    let keeps_unknown = spec.remove("preserveUnknownFields") == Some(Value::Bool(true));
+    let of_all = PARTS_OF_VERSIONS.map(|(part, field)| (part, spec.remove(field)));
+    let versions = spec.entry("versions").or_insert_with(|| {
+        let only = json!({"name": name, "served": true, "storage": true});
+        Value::Array(vec![only])
+    });
+    for version in versions.as_array_mut().into_iter().flatten() {
+        let Value::Object(version) = version else {
+            continue;
+        };
+        for (part, value) in &of_all {
+            if let Some(value) = value {
+                version.entry(*part).or_insert_with(|| value.clone());
+            }
+        }
+        let columns = version.get_mut("additionalPrinterColumns");
+        for column in columns.and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Value::Object(column) = column
+                && let Some(path) = column.remove("JSONPath")
+            {
+                column.insert("jsonPath".to_owned(), path);
+            }
+        }
+        let has_schema = version.contains_key("schema");
+        let schema = version
+            .entry("schema")
+            .or_insert_with(|| json!({"openAPIV3Schema": {"type": "object"}}));
+        if let Some(Value::Object(schema)) = schema.get_mut("openAPIV3Schema")
+            && (keeps_unknown || !has_schema)
+        {
+            let keeps = "x-kubernetes-preserve-unknown-fields".to_owned();
+            schema.insert(keeps, Value::Bool(true));
+        }
+    }
+    if let Some(Value::Object(conversion)) = spec.get_mut("conversion") {
+        let reviews = conversion.remove("conversionReviewVersions");
+        if let Some(client) = conversion.remove("webhookClientConfig") {
+            let webhook = json!({"clientConfig": client, "conversionReviewVersions": reviews});
+            conversion.insert("webhook".to_owned(), webhook);
         }
     }
 }

@@ -64,6 +64,8 @@ pub enum NotDecoded {
         /// The kind.
         kind: String,
     },
+    /// It has a field `items` beside its kind, so that kubectl takes it for a list.
+    Items,
     /// The value, or its object, is larger or nested deeper than any that an API server stores.
     TooLarge,
     /// The value is not what its first bytes say.
@@ -80,6 +82,10 @@ impl fmt::Display for NotDecoded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotDecoded::NoObject => write!(f, "not decoded: not an object of Kubernetes"),
+            NotDecoded::Items => write!(
+                f,
+                "kubectl would apply what is in its field `items`, and not the object"
+            ),
             NotDecoded::Encrypted { provider, has_key } => {
                 let why = if provider.starts_with("kms:") {
                     "no file opens it, because its key is in a KMS".to_owned()

@@ -222,6 +222,48 @@ fn values_of_secrets_are_hidden() {
 }
 
 #[test]
+fn a_definition_of_v1beta1_becomes_one_of_v1() {
+    let schema =
+        json!({"openAPIV3Schema": {"type": "object", "properties": {"a": {"type": "string"}}}});
+    let mut definition = object(json!({
+        "apiVersion": "apiextensions.k8s.io/v1beta1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "w.example.com"},
+        "spec": {
+            "group": "example.com", "version": "v1", "validation": schema, "preserveUnknownFields": true,
+            "additionalPrinterColumns": [{"JSONPath": ".spec.a", "name": "A"}],
+            "subresources": {"status": {}},
+            "conversion": {"strategy": "Webhook", "webhookClientConfig": {"url": "u"}, "conversionReviewVersions": ["v1"]},
+            "versions": [{"name": "v1", "served": true, "storage": true}, {"name": "v0", "schema": {"own": true}}],
+        },
+    }));
+    definition.clean().unwrap();
+    let columns = json!([{"jsonPath": ".spec.a", "name": "A"}]);
+    let whole = json!({"openAPIV3Schema": {
+        "type": "object", "properties": {"a": {"type": "string"}}, "x-kubernetes-preserve-unknown-fields": true,
+    }});
+    let subresources = json!({"status": {}});
+    let expected = json!({
+        "group": "example.com",
+        "conversion": {"strategy": "Webhook", "webhook": {"clientConfig": {"url": "u"}, "conversionReviewVersions": ["v1"]}},
+        "versions": [
+            {"name": "v1", "served": true, "storage": true, "schema": whole, "subresources": subresources, "additionalPrinterColumns": columns},
+            {"name": "v0", "schema": {"own": true}, "subresources": subresources, "additionalPrinterColumns": columns},
+        ],
+    });
+    assert_eq!(definition.json["spec"], expected);
+    assert_eq!(definition.api_version(), "apiextensions.k8s.io/v1");
+
+    let mut bare = object(json!({
+        "apiVersion": "apiextensions.k8s.io/v1beta1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "w.example.com"}, "spec": {"version": "v1"},
+    }));
+    bare.clean().unwrap();
+    let any = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    let only = json!([{"name": "v1", "served": true, "storage": true, "schema": any}]);
+    assert_eq!(bare.json["spec"], json!({"versions": only}));
+}
+
+#[test]
 fn a_clean_object_has_nothing_that_a_server_sets() {
     let meta = json!({
         "annotations": {LAST_APPLIED: "{}"}, "creationTimestamp": null, "generation": 1, "name": "a",
@@ -235,7 +277,9 @@ fn a_clean_object_has_nothing_that_a_server_sets() {
             "template": {"metadata": {"labels": {"controller-uid": "u"}}},
         },
     }));
-    job.clean();
+    let mut list = object(json!({"apiVersion": "v1", "kind": "Pod", "items": []}));
+    assert_eq!(list.clean(), Err(NotDecoded::Items));
+    job.clean().unwrap();
     let expected = json!({
         "apiVersion": "batch/v1", "kind": "Job",
         "metadata": {"labels": {"app": "x"}, "name": "a", "namespace": "n"},

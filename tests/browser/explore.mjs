@@ -181,6 +181,8 @@ await page.locator("#previous").click();
 await wait(page, "#moment", "revision 500");
 await goTo(page, "no such time");
 await wait(page, "#go [role=alert]", "neither a revision nor a time");
+await goTo(page, "yesterday");
+await wait(page, "#go [role=alert]", "which hour?");
 await goTo(page, "2020-01-01 00:00");
 await wait(page, "#go [role=alert]", "The backup begins at revision");
 await wait(page, "#moment", "revision 500");

@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Runs a command on a store, and returns its JSON.
@@ -284,6 +285,13 @@ fn assert_page_is_as_get(store: &Path) -> usize {
         let [begin, end] = [0, 1].map(|side| range[side].as_i64().unwrap());
         moments.extend([begin - 1, begin, end, end + 1]);
     }
+    let id_of = |record: &Value| match record["key"].as_str() {
+        Some(key) => id(key),
+        None => {
+            let bytes = STANDARD.decode(record["key_base64"].as_str().unwrap());
+            URL_SAFE_NO_PAD.encode(bytes.unwrap())
+        }
+    };
     let mut refused = 0;
     for revision in moments
         .into_iter()
@@ -321,13 +329,7 @@ fn assert_page_is_as_get(store: &Path) -> usize {
             "{revision}"
         );
         for record in records {
-            let key = match record["key"].as_str() {
-                Some(key) => id(key),
-                None => {
-                    let bytes = STANDARD.decode(record["key_base64"].as_str().unwrap());
-                    URL_SAFE_NO_PAD.encode(bytes.unwrap())
-                }
-            };
+            let key = id_of(record);
             let shown = page.get("object", &[("id", &key), ("at", &revision)]);
             assert_eq!(
                 shown["object"]["revision"], record["mod_revision"],
@@ -335,6 +337,23 @@ fn assert_page_is_as_get(store: &Path) -> usize {
             );
         }
     }
+    let (from, to) = (first.to_string(), last.to_string());
+    let deleted = told(store, &["deleted", "--since", &from, "--until", &to]);
+    let deleted = deleted["deleted"].as_array().unwrap().iter();
+    let deleted = deleted.filter(|d| d["kubernetes"]["resource"] != "events");
+    let deleted: BTreeMap<String, bool> = deleted
+        .map(|d| (id_of(d), d["recreated"].as_bool().unwrap()))
+        .collect();
+    let changes = page.get("changes", &[("from", &from), ("to", &to)]);
+    let namespaces = changes["namespaces"].as_array().unwrap().iter();
+    let objects = namespaces.flat_map(|n| n["objects"].as_array().unwrap());
+    let shown: BTreeMap<String, bool> = objects
+        .map(|o| {
+            let id = o["id"].as_str().unwrap().to_owned();
+            (id, o["is_recreated"].as_bool().unwrap())
+        })
+        .collect();
+    assert_eq!(shown, deleted);
     refused
 }
 

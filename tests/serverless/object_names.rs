@@ -1,7 +1,7 @@
 //! What `get NAME` shows: a key, an object or a table.
 
-use crate::support::deltafold;
 use crate::support::made_backups::{BASE, Bucket};
+use crate::support::{deltafold, fixtures_dir};
 use base64::prelude::{BASE64_STANDARD as STANDARD, Engine as _};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -374,4 +374,149 @@ fn a_deleted_namespace_is_offered_as_it_was_before_it_emptied() {
         [&gone["revision"], &gone["before"]],
         [&json!(BASE + 6), &json!(BASE + 2)]
     );
+}
+
+/// Snapshots of changes are missing, and those before and after them tell what they know. A full after them tells the rest.
+#[test]
+fn deletions_around_a_hole_are_told_and_the_hole_is_named() {
+    let changes = [
+        ("/registry/pods/a/known", Some("{}")),
+        ("/registry/pods/a/again", Some("{}")),
+        ("/registry/pods/a/lost", Some("{}")),
+        ("/registry/pods/a/known", None),
+        // The deltas of the next three changes will be missing.
+        ("/registry/pods/a/lost", None),
+        ("/registry/pods/a/again", None),
+        ("/registry/pods/a/again", Some("{}")),
+        ("/registry/pods/a/unseen", Some("{}")),
+        ("/registry/pods/a/unseen", None),
+    ];
+    for has_full in [false, true] {
+        let bucket = Bucket::with_base();
+        change(&bucket, &changes);
+        if has_full {
+            let last = BASE + 8;
+            bucket.compact(&["--keep-history", "0", "--revision", &last.to_string()]);
+        }
+        for name in bucket.names() {
+            let is_lost = (5..=7).any(|n| name.contains(&format!("Incr-{:08}-", BASE + n)));
+            if is_lost {
+                std::fs::remove_file(bucket.path().join("v2").join(name)).unwrap();
+            }
+        }
+        let (code, text, stderr) = said(&bucket, "deleted pods -n a");
+        let hole = format!(
+            "not every change is recorded for revisions {} to {}",
+            BASE + 5,
+            BASE + 7
+        );
+        assert!(code == 0 && text.contains(&hole), "{text}{stderr}");
+        let (_, result, _) = bucket.run("deleted", &["pods", "-n", "a"]);
+        let missing = json!([{"first_revision": BASE + 5, "last_revision": BASE + 7}]);
+        assert_eq!(result["missing"], missing);
+        let all = result["deleted"].as_array().unwrap();
+        let mut told: Vec<String> = all
+            .iter()
+            .map(|d| {
+                let at = d["revision"]
+                    .as_i64()
+                    .map_or("unknown".to_owned(), |r| (r - BASE).to_string());
+                let before = d["before"].as_i64().unwrap();
+                let name = d["object"].as_str().unwrap();
+                // The revision that is offered has the object.
+                let is_known = has_full || before <= BASE + 4;
+                if is_known {
+                    let (code, _, stderr) =
+                        said(&bucket, &format!("get {name} --revision {before}"));
+                    assert_eq!(code, 0, "{name} at {before}: {stderr}");
+                }
+                format!("{at} {name} {} {}", before - BASE, d["recreated"])
+            })
+            .collect();
+        told.sort();
+        let known = "4 pod/a/known 3 false";
+        let expected = match has_full {
+            // Nothing tells when the object was put that is deleted last.
+            false => vec![known, "9 pod/a/unseen 8 false"],
+            true => vec![
+                known,
+                "9 pod/a/unseen 8 false",
+                "unknown pod/a/again 4 true",
+                "unknown pod/a/lost 4 false",
+            ],
+        };
+        assert_eq!(told, expected, "{has_full}");
+        let (code, text, stderr) = said(&bucket, &format!("diff pods -n a --from {}", BASE + 3));
+        let last = if has_full { 9 } else { 4 };
+        assert!(
+            code == 0 && text.contains(&format!("to {}\n", BASE + last)),
+            "{text}{stderr}"
+        );
+        assert_eq!(stderr.contains("have a gap"), !has_full, "{stderr}");
+        let (_, text, _) = said(&bucket, "history pod/a/lost");
+        assert_eq!(
+            text.contains(&format!("by {}", BASE + 8)),
+            has_full,
+            "{text}"
+        );
+        let (_, table, _) = said(&bucket, &format!("get pods -n a --revision {}", BASE + 3));
+        let lost = table.lines().find(|line| line.starts_with("lost")).unwrap();
+        assert_eq!(lost.contains("by 2026"), has_full, "{table}");
+    }
+}
+
+#[test]
+fn deleted_takes_labels_and_a_namespace_that_is_gone_is_told() {
+    let fixture = fixtures_dir().join("kubernetes");
+    let run = |line: &str| {
+        let out = deltafold()
+            .args(line.split(' '))
+            .arg("--store")
+            .arg(&fixture)
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (out.status.code(), text(&out.stdout), text(&out.stderr))
+    };
+    let (code, text, stderr) = run("deleted pods -n shop -l app=web-2");
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(
+        text.contains("web-2-") && !text.contains("web-3-"),
+        "{text}"
+    );
+
+    let history = fixtures_dir().join("history");
+    let get = |args: &[&str]| {
+        let out = deltafold()
+            .arg("get")
+            .args(args)
+            .arg("--store")
+            .arg(&history)
+            .output()
+            .unwrap();
+        (
+            out.status.code(),
+            out.stdout,
+            String::from_utf8(out.stderr).unwrap(),
+        )
+    };
+    for args in [&["cm", "-n", "old"][..], &["cm", "-n", "old", "-o", "yaml"]] {
+        let (code, _, stderr) = get(args);
+        assert_eq!(code, Some(0));
+        assert!(
+            stderr.contains("the namespace old was deleted at revision 252"),
+            "{stderr}"
+        );
+        let command = stderr
+            .split("what was in it: deltafold get ")
+            .nth(1)
+            .unwrap();
+        let (command, _) = command.split_once(" --store").unwrap();
+        let words: Vec<&str> = command.split(' ').collect();
+        let (_, printed, stderr) = get(&words);
+        let printed = String::from_utf8(printed).unwrap();
+        assert!(printed.contains("settings"), "{printed}{stderr}");
+    }
+    let (_, _, stderr) = get(&["cm", "-n", "never"]);
+    assert!(!stderr.contains("was deleted"), "{stderr}");
 }

@@ -592,7 +592,9 @@ pub fn object_decoder(data: &[u8]) {
     assert!(again.as_ref() == Ok(&object.json), "{again:?}");
     assert!(object.changes_since(&object.clone()).is_empty());
     object.hide_secrets();
-    object.clean();
+    // What kubectl takes for a list stays as it is.
+    let is_list = object.json.contains_key("items");
+    assert!(object.clean().is_ok() || is_list);
 }
 
 /// Input: pieces with zeros between them. The first one is a header, two are paths of columns, and the rest are the

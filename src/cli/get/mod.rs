@@ -13,13 +13,14 @@ use super::stream::Stream;
 use super::{BackupArgs, Ended, text};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
+use crate::base::printable;
 use crate::base::shell;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::ObjectKey;
 use crate::objects::reference::Selection;
 use crate::objects::resource::{KeyNames, Resource};
-use crate::objects::{EncryptionKeys, yaml};
+use crate::objects::{EncryptionKeys, NotDecoded, yaml};
 use crate::ops::options::StateOptions;
 use crate::ops::read::deleted::{DeletedKey, NO_DELETION, ObjectsRead, Span};
 use crate::ops::read::json::KeyWithRecord;
@@ -321,12 +322,49 @@ impl Printer<'_> {
         range: KeyRange,
         out: &mut Stream,
     ) -> Result<()> {
-        if matches!(self.format, Format::Text | Format::Wide) && !self.args.clean {
-            return self.print_table(ctx, scan, source, kinds, range, out);
+        let is_table = matches!(self.format, Format::Text | Format::Wide) && !self.args.clean;
+        let has_objects = if is_table {
+            self.print_table(ctx, scan, source, kinds, range, out)?
+        } else {
+            let mut keys = Keys::read(ctx, source, range)?;
+            self.print_keys(ctx, source, &mut keys, &mut BTreeSet::new(), out)?
+        };
+        match &self.args.select.names.namespace {
+            Some(namespace) if !has_objects => self.warn_of_gone(scan, source, namespace),
+            _ => Ok(()),
         }
-        let mut keys = Keys::read(ctx, source, range)?;
-        self.print_keys(ctx, source, &mut keys, &mut BTreeSet::new(), out)
-            .map(drop)
+    }
+
+    /// Says when a namespace in which nothing was found was deleted, and what shows it as it was before.
+    fn warn_of_gone(&self, scan: Option<&Scan>, source: &State, namespace: &str) -> Result<()> {
+        let prefixes = self.args.select.names.etcd_prefixes();
+        let keys = prefixes
+            .iter()
+            .map(|p| format!("{p}/namespaces/{namespace}"));
+        let keys = KeyRange::Keys(keys.map(String::into_bytes).collect());
+        let deleted = self.last_deletion(scan, source, &keys)?;
+        if let Some(deleted) = deleted.filter(|deleted| !deleted.is_recreated) {
+            let before = deleted.before.to_string();
+            let words = self
+                .args
+                .select
+                .words
+                .iter()
+                .map(|word| word.to_string_lossy());
+            let words: Vec<_> = words.collect();
+            let backup = self.args.backup.flags();
+            let mut command = vec!["deltafold", "get"];
+            command.extend(words.iter().map(AsRef::as_ref));
+            command.extend(["-n", namespace, "--revision", &before]);
+            command.extend(backup.iter().map(String::as_str));
+            tracing::warn!(
+                "the namespace {} was {}; to see what was in it: {}",
+                printable::line(namespace),
+                deleted.deletion,
+                shell::command(command)
+            );
+        }
+        Ok(())
     }
 
     /// Prints the first of these keys that exists.
@@ -389,6 +427,11 @@ impl Printer<'_> {
                 text::key(kv.key)
             )));
         }
+        if self.args.clean
+            && let Err(e @ NotDecoded::Items) = self.object(kv)
+        {
+            return Err(objects::failure(kv, &e));
+        }
         let shown = text::Shown {
             secrets: self.args.show_secrets,
             managers: self.args.show_managed_fields,
@@ -407,7 +450,7 @@ impl Printer<'_> {
         out: &mut Stream,
     ) -> Result<bool> {
         if !matches!(self.format, Format::Text | Format::Wide | Format::Result) {
-            return self.print_objects(ctx, keys, missing, out).map(|()| true);
+            return self.print_objects(ctx, keys, missing, out);
         }
         if *self.format == Format::Result {
             out.begin_list(&Head::of(source), "keys")?;

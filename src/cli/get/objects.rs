@@ -17,14 +17,14 @@ use std::collections::BTreeSet;
 
 impl Printer<'_> {
     /// Prints the objects of the keys as a List, or what is asked for of each. Values that cannot be decoded are logged.
-    /// Removes the keys that exist from `missing`.
+    /// Removes the keys that exist from `missing`. Returns whether an object was printed.
     pub(super) fn print_objects(
         &self,
         ctx: &Context,
         keys: &mut Keys,
         missing: &mut BTreeSet<Vec<u8>>,
         out: &mut Stream,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let mut is_first = true;
         let mut not_decoded = None;
         let mut list = match self.format {
@@ -63,6 +63,7 @@ impl Printer<'_> {
                     if let Some(list) = &mut list {
                         list.add(&Value::Object(object));
                     }
+                    is_first = false;
                     continue;
                 }
                 _ if is_first => format!(
@@ -76,7 +77,7 @@ impl Printer<'_> {
         }
         if let Some(list) = list {
             out.write(list.end().as_bytes())?;
-            return self.lacking(not_decoded);
+            return self.lacking(not_decoded).map(|()| !is_first);
         }
         let end = match self.format {
             Format::Yaml if is_first => "apiVersion: v1\nitems: []\nkind: List\n",
@@ -88,7 +89,7 @@ impl Printer<'_> {
             _ => "\n    ],\n    \"kind\": \"List\"\n}\n",
         };
         out.write(end.as_bytes())?;
-        self.lacking(not_decoded)
+        self.lacking(not_decoded).map(|()| !is_first)
     }
 
     /// Fails if a list lacks an object of a kind or a name that was asked for.
@@ -109,7 +110,7 @@ impl Printer<'_> {
             tracing::warn!("{}: {}", text::key(kv.key), text::unknown_fields(&object));
         }
         if self.args.clean {
-            object.clean();
+            object.clean()?;
         }
         Ok(object.json)
     }

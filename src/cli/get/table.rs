@@ -25,7 +25,7 @@ use std::collections::HashMap;
 const ROWS_FOR_WIDTHS: usize = 1000;
 
 impl Printer<'_> {
-    /// Prints a table of the objects of a range. For a moment in the past, it has a column with the time at which the
+    /// Prints a table of the objects of a range, and returns whether it has a row. For a moment in the past, it has a column with the time at which the
     /// object was deleted later.
     pub(super) fn print_table(
         &self,
@@ -35,7 +35,7 @@ impl Printer<'_> {
         kinds: &[Resource],
         range: KeyRange,
         out: &mut Stream,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let prefixes = self.args.select.names.etcd_prefixes();
         let names = KeyNames::new(kinds.to_vec(), &prefixes);
         let point = &self.args.state.point;
@@ -92,11 +92,12 @@ impl Printer<'_> {
             }
         })?;
         match table {
-            Some((_, mut table)) => table.end(&mut print),
+            Some((_, mut table)) => table.end(&mut print).map(|()| true),
             None => {
                 let plurals: Vec<&str> = kinds.iter().map(|kind| kind.plural.as_str()).collect();
                 let plurals = plurals.join(", ");
-                print(&format!("no {plurals} at revision {}\n", source.revision))
+                let none = format!("no {plurals} at revision {}\n", source.revision);
+                print(&none).map(|()| false)
             }
         }
     }

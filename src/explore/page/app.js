@@ -381,7 +381,7 @@ async function drawDeleted(signal) {
   const changes = await ask("changes", { from, to: at.revision }, signal);
   const input = h("input", { type: "text", size: 22, value: /^\d+$/.test(from) ? from : shortTime(from), id: "since", autocomplete: "off" });
   const form = h("form", { class: "row" }, h("label", {}, "Deleted since ", input), h("span", {}, `(revision ${changes.from.revision} · ${shortTime(changes.from.time)}) until the moment of the slider`), h("button", {}, "Show"));
-  onSubmit(form, () => goIfKnown(input, (from) => choose({ from })));
+  onSubmit(form, () => goIfKnown(input, (from) => choose({ from }), true));
   const parts = changes.namespaces
     .filter((namespace) => namespace.deleted > 0)
     .map((namespace) => {
@@ -476,22 +476,13 @@ function snapshotTable(snapshots, gone, go) {
 
 // Controls.
 
-/** A revision, or a time as RFC 3339, from what a user writes; the text itself if it is neither. */
-function momentOf(text) {
-  const trimmed = text.trim();
-  if (trimmed === "" || /^\d+$/.test(trimmed)) return trimmed;
-  const time = new Date(trimmed.replace(/^(\d{4}-\d{2}-\d{2}) (\d)/, "$1T$2"));
-  return Number.isNaN(time.getTime()) ? trimmed : time.toISOString();
-}
-
-/** Calls `go` with the moment in a field, or says beside it why there is none. */
-function goIfKnown(field, go) {
-  const moment = momentOf(field.value);
+/** Calls `go` with the moment in a field, or says beside it why there is none. With `begins`, a span begins at it. */
+async function goIfKnown(field, go, begins = false) {
+  const { timeZone: zone } = Intl.DateTimeFormat().resolvedOptions();
+  const { at: moment, refusal } = await ask("moment", { q: field.value, zone, begins });
   const { first_revision: revision, first_time: time } = backup.window;
-  const isRevision = /^\d*$/.test(moment);
-  const isEarly = isRevision ? moment !== "" && Number(moment) < revision : Date.parse(moment) < Math.floor(Date.parse(time) / 1000) * 1000;
-  const early = isEarly ? `The backup begins at revision ${revision} · ${shortTime(time)}` : null;
-  const reason = !isRevision && Number.isNaN(Date.parse(moment)) ? "This is neither a revision nor a time such as 2026-11-27 14:03" : early;
+  const isEarly = /^\d*$/.test(moment) ? moment !== "" && Number(moment) < revision : Date.parse(moment) < Math.floor(Date.parse(time) / 1000) * 1000;
+  const reason = refusal ?? (isEarly ? `The backup begins at revision ${revision} · ${shortTime(time)}` : null);
   refuse(field, reason);
   if (!reason) go(moment);
 }

@@ -76,7 +76,7 @@ impl Written {
         let kv = KeyValue::decode(&record)?;
         let object = Object::of_record(&kv, show.keys).ok();
         let mut clean = object.clone();
-        clean.iter_mut().for_each(Object::clean);
+        clean = clean.take_if(|clean| clean.clean().is_ok());
         Ok(Some(Written {
             bytes: kv.value.len(),
             writes: kv.version,

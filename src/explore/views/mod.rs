@@ -22,11 +22,11 @@ pub(super) use state::{Filter, Objects, Search, State};
 use super::index::{Index, Moment};
 use super::kinds::Kind;
 use crate::backup::chain::RevisionRange;
-use crate::base::time::rfc3339;
+use crate::base::time::{self, Day, Zone, rfc3339};
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
 use crate::ops::read::versions::DamagedSnapshot;
-use chrono::DateTime;
+use chrono::{DateTime, Utc};
 use serde::Serialize;
 
 /// What the index covers.
@@ -138,6 +138,35 @@ pub(in crate::explore) fn any_revision_of(index: &Index, text: Option<&str>) -> 
         },
     };
     Ok(revision.clamp(index.first, newest.max(index.first)))
+}
+
+/// A moment that a user gave.
+#[derive(Debug, Serialize)]
+pub(in crate::explore) struct Given {
+    /// A revision, or a time in RFC 3339; empty for the newest.
+    at: String,
+    /// Why the text is none.
+    refusal: Option<String>,
+}
+
+impl Given {
+    /// Reads a revision, or a time in the forms of `--time` in a zone of the IANA database; with `begins`, in those of `--since`.
+    pub(in crate::explore) fn of(text: &str, zone: Option<&str>, begins: bool) -> Self {
+        let text = text.trim();
+        let day = if begins { Day::Begin } else { Day::NoMoment };
+        let zone = || zone.and_then(Zone::named).unwrap_or_else(Zone::local);
+        let at = if text.bytes().all(|b| b.is_ascii_digit()) {
+            Ok(text.to_owned())
+        } else {
+            time::parse(text, Utc::now(), zone(), day).map(rfc3339)
+        };
+        Given {
+            at: at.clone().unwrap_or_default(),
+            refusal: at
+                .err()
+                .map(|e| format!("this is neither a revision nor a time: {e}")),
+        }
+    }
 }
 
 /// Returns the next known moment of a change after a revision, or the last one before it; the same one if there is none.

@@ -96,14 +96,17 @@ impl Shown {
         } else {
             Detail::WithoutManagers
         };
-        match Object::of_record_with(&kv, show.keys, detail) {
+        let object = Object::of_record_with(&kv, show.keys, detail).and_then(|mut object| {
+            if show.is_clean {
+                object.clean()?;
+            }
+            Ok(object)
+        });
+        match object {
             Ok(mut object) => {
                 shown.is_secret = object.kind() == "Secret" && object.api_version() == "v1";
                 if !show.has_secrets {
                     object.hide_secrets();
-                }
-                if show.is_clean {
-                    object.clean();
                 }
                 shown.text = yaml::from_object(&object.json);
             }
@@ -123,6 +126,11 @@ impl Shown {
             self.text.truncate(end.unwrap_or_default());
         }
         self
+    }
+
+    /// Why the object is not shown as YAML.
+    pub(in crate::explore) fn not_decoded(&self) -> Option<&str> {
+        self.not_decoded.as_deref()
     }
 
     /// Takes the text.

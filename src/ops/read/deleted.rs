@@ -385,7 +385,7 @@ impl DeletedKeys {
             if let Some(life) = &mut self.current
                 && version.revision <= self.span.1
             {
-                let deletion = life.add(&version)?;
+                let deletion = life.add(&version, &self.unknown)?;
                 let in_span = deletion.filter(|_| version.revision >= self.span.0);
                 if let Some((mut deleted, put)) = in_span {
                     if deleted.deletion.time.is_none() {
@@ -438,7 +438,11 @@ impl DeletedKeys {
 
 impl Life {
     /// Adds a version. Returns a deletion, and the revision at which the key was put before.
-    fn add(&mut self, version: &KeyVersion<'_>) -> Result<Option<(DeletedKey, Revision)>> {
+    fn add(
+        &mut self,
+        version: &KeyVersion<'_>,
+        unknown: &[RevisionRange],
+    ) -> Result<Option<(DeletedKey, Revision)>> {
         let existed = self.exists.take();
         let revision = version.revision;
         let (recorded, last) = match version.change {
@@ -460,7 +464,7 @@ impl Life {
                 return Ok(None);
             }
             KeyChange::Deleted => (Some(revision), revision.previous()),
-            KeyChange::DeletedUnrecorded(after) => (None, after),
+            KeyChange::DeletedUnrecorded(after) => (None, known_until(unknown, after)),
         };
         let put = existed.as_ref().map_or(last, |e| e.put);
         let terminating = existed.as_ref().and_then(|e| e.terminating);
@@ -488,6 +492,12 @@ impl Life {
             ..deleted
         })
     }
+}
+
+/// Returns the newest revision at which a key is known to be unchanged since a revision: deletions are recorded but in gaps.
+fn known_until(unknown: &[RevisionRange], since: Revision) -> Revision {
+    let gap = unknown.iter().find(|gap| gap.1 > since);
+    gap.map_or(since, |gap| gap.0.previous().max(since))
 }
 
 /// Returns the newest revision up to `before` whose state is known, if the key was put by then.
