@@ -96,6 +96,17 @@ impl Sorter {
         Ok(())
     }
 
+    /// Takes the records of another sorter.
+    ///
+    /// # Errors
+    /// `Io`, `NoSpace`, `PermissionDenied`.
+    pub(crate) fn absorb(&mut self, mut other: Sorter) -> Result<()> {
+        other.spill()?;
+        let runs = other.runs.into_iter().enumerate();
+        let mut runs = runs.flat_map(|(size, runs)| runs.into_iter().map(move |run| (size, run)));
+        runs.try_for_each(|(size, run)| self.add(size, run))
+    }
+
     /// Writes the records in memory as a run.
     fn spill(&mut self) -> Result<()> {
         self.in_memory.sort();

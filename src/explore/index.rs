@@ -7,18 +7,19 @@
 use super::kinds::{Kind, KindId, Kinds};
 use crate::backup::chain::RevisionRange;
 use crate::base::temp::{self, TempFile};
+use crate::base::{ReadAt, lock, unpoisoned};
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::Revision;
+use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::ops::read::kinds::FoundKinds;
 use crate::ops::read::stream::{KeyChange, VersionStream};
 use crate::ops::read::versions::Coverage;
-use crate::prefix::Context;
+use crate::prefix::open::BackupLocation;
 use chrono::{DateTime, Utc};
-use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
+use std::sync::Mutex;
 
 /// The most versions of an index: 240 MB of memory, and more while it is made.
 const MAX_VERSIONS: usize = 10_000_000;
@@ -42,6 +43,13 @@ impl Version {
     /// Whether the key was deleted.
     pub(super) fn is_deletion(&self) -> bool {
         self.length == 0
+    }
+
+    fn record(&self, records: &TempFile) -> Result<Vec<u8>> {
+        let mut record = vec![0; self.length as usize];
+        let read = records.read_exact_at(&mut record, self.offset);
+        read.map_err(|e| Error::io("read the index in the temporary directory", e))?;
+        Ok(record)
     }
 
     /// A version with a record of one byte.
@@ -155,11 +163,7 @@ impl Index {
     /// # Errors
     /// `Io`.
     pub(super) fn record(&self, version: &Version) -> Result<Vec<u8>> {
-        use crate::base::ReadAt;
-        let mut record = vec![0; version.length as usize];
-        let read = self.records.read_exact_at(&mut record, version.offset);
-        read.map_err(|e| Error::io("read the index in the temporary directory", e))?;
-        Ok(record)
+        version.record(&self.records)
     }
 
     /// Returns the moments of states that can be shown: deltas older than the oldest full have earlier ones.
@@ -204,21 +208,36 @@ impl Index {
 }
 
 impl Index {
-    /// Makes the index of all versions of a stream. `prefixes` are those of the API servers.
+    /// Makes the index of all versions on the timeline with this ID, or on the newest one. `prefixes` are those of the API
+    /// servers.
     ///
     /// # Errors
-    /// `TooLarge` if there are more than ten million versions; `Io`, `NoSpace`, `PermissionDenied`.
-    pub(super) fn of(
-        ctx: &Context,
-        mut stream: VersionStream,
+    /// `TooLarge` if there are more than ten million versions; as [`VersionStream::by_key`].
+    pub(super) fn read(
+        backup: &BackupLocation,
+        timeline: Option<&str>,
         prefixes: &EtcdPrefixes,
     ) -> Result<Self> {
-        let mut records = Records {
-            file: BufWriter::with_capacity(BUFFER, temp::Dir::new(&ctx.temp_dir, true).file()?),
+        let ctx = backup.context();
+        let file = temp::Dir::new(&ctx.temp_dir, true).file()?;
+        let records = Mutex::new(Records {
+            file: BufWriter::with_capacity(BUFFER, file),
             length: 0,
+        });
+        // Only the places of records are sorted.
+        let digest = |kv: &KeyValue<'_>, out: &mut Vec<u8>| {
+            let begin = out.len();
+            kv.encode(out);
+            let (offset, length) = lock(&records).push(&out[begin..])?;
+            out.truncate(begin);
+            out.extend(offset.to_be_bytes());
+            out.extend(length.to_be_bytes());
+            Ok(())
         };
+        let mut stream = VersionStream::by_key(backup, timeline, &KeyRange::All, &digest)?;
+        let records = unpoisoned(records.into_inner()).finish()?;
         let (mut keys, mut versions): (Vec<Key>, Vec<Version>) = (Vec::new(), Vec::new());
-        let mut times: BTreeMap<Revision, DateTime<Utc>> = BTreeMap::new();
+        let mut times: Vec<(Revision, DateTime<Utc>)> = Vec::new();
         let found_kinds = FoundKinds::new(prefixes);
         while let Some(found) = stream.next()? {
             ctx.store.cancel().check()?;
@@ -229,10 +248,9 @@ impl Index {
             }
             let time = found.time.map(DateTime::parse_from_rfc3339);
             if let Some(Ok(time)) = time {
-                times.entry(found.revision).or_insert(time.to_utc());
+                times.push((found.revision, time.to_utc()));
             }
             let place = versions.len() as u32;
-            found_kinds.see_version(&found)?;
             let is_same = keys.last().is_some_and(|key| *key.bytes == *found.key);
             if !is_same {
                 keys.push(Key {
@@ -250,24 +268,32 @@ impl Index {
                 versions.pop();
             }
             let (offset, length) = match found.change {
-                KeyChange::Put(record) => records.push(record)?,
+                KeyChange::Put(place) => place_of(place)?,
                 KeyChange::Deleted | KeyChange::DeletedUnrecorded(_) => (0, 0),
             };
-            versions.push(Version {
+            let version = Version {
                 revision: found.revision,
                 offset,
                 length,
                 is_inferred: matches!(found.change, KeyChange::DeletedUnrecorded(_)),
-            });
+            };
+            let is_definition = found_kinds.is_definition(found.key);
+            if is_definition && !version.is_deletion() {
+                let record = version.record(&records)?;
+                let kv = KeyValue::decode(&record)?;
+                found_kinds.see(found.key, found.revision, Some(&kv));
+            } else if is_definition || !is_same {
+                found_kinds.see(found.key, found.revision, None);
+            }
+            versions.push(version);
             if let Some(key) = keys.last_mut() {
                 key.versions.end = versions.len() as u32;
             }
         }
-        let records = records.finish()?;
         // The times of changes come first.
-        for (revision, time) in &stream.coverage.moments {
-            times.entry(*revision).or_insert(*time);
-        }
+        times.extend(&stream.coverage.moments);
+        times.sort_by_key(|(revision, _)| *revision);
+        times.dedup_by_key(|(revision, _)| *revision);
         let mut latest = DateTime::<Utc>::MIN_UTC;
         let moments = times.into_iter().map(|(revision, time)| {
             latest = latest.max(time);
@@ -328,6 +354,14 @@ impl Records {
             .into_inner()
             .map_err(|e| not_written(e.into_error()))
     }
+}
+
+/// Decodes a record's place and its length.
+fn place_of(place: &[u8]) -> Result<(u64, u32)> {
+    let bad = || Error::internal("a record in the temporary directory has no place");
+    let (offset, length) = place.split_first_chunk().ok_or_else(bad)?;
+    let length = length.try_into().map_err(|_| bad())?;
+    Ok((u64::from_be_bytes(*offset), u32::from_be_bytes(length)))
 }
 
 fn not_written(e: io::Error) -> Error {

@@ -19,10 +19,8 @@ mod views;
 
 use crate::base::Cancel;
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::KeyRange;
 use crate::objects::EncryptionKeys;
 use crate::objects::key::EtcdPrefixes;
-use crate::ops::read::stream::VersionStream;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::scan::{Depth, scan};
 use crate::prefix::set_aside::{Purpose, decide_again};
@@ -128,10 +126,7 @@ fn refuse_empty(backup: &BackupLocation) -> Result<()> {
 
 /// Reads the backup.
 fn read(backup: &BackupLocation, options: &Options) -> Result<Index> {
-    let ctx = backup.context();
-    decide_again([ctx], Purpose::Read, || {
-        let timeline = options.timeline.as_deref();
-        let stream = VersionStream::by_key(backup, timeline, &KeyRange::All)?;
-        Index::of(ctx, stream, &options.prefixes)
+    decide_again([backup.context()], Purpose::Read, || {
+        Index::read(backup, options.timeline.as_deref(), &options.prefixes)
     })
 }

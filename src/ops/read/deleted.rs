@@ -250,11 +250,10 @@ impl Span<'_> {
         range: &KeyRange,
         objects: Option<&ObjectsRead<'_>>,
     ) -> Result<DeletedKeys> {
-        let digest = |kv: &KeyValue<'_>, out: &mut Vec<u8>| {
-            if let Some(objects) = objects {
-                // Writing to memory does not fail.
-                let _ = serde_json::to_writer(out, &Seen::of(kv, objects));
-            }
+        let digest = |kv: &KeyValue<'_>, out: &mut Vec<u8>| match objects {
+            Some(objects) => serde_json::to_writer(out, &Seen::of(kv, objects))
+                .map_err(|e| Error::internal(format!("an object's digest cannot be written: {e}"))),
+            None => Ok(()),
         };
         let ctx = self.backup.context();
         let collector = Collector::new(ctx.temp(), range, &digest);
@@ -287,7 +286,7 @@ impl Span<'_> {
         match self.deleted_keys(range, objects) {
             Err(e) if e.reason() != Reason::Terminated => {
                 tracing::warn!("not every deletion can be dated: {e}");
-                let nothing = Collector::new(self.backup.context().temp(), range, &|_, _| {});
+                let nothing = Collector::new(self.backup.context().temp(), range, &|_, _| Ok(()));
                 let nothing = nothing.finish(Coverage::default())?;
                 Ok(DeletedKeys::new(nothing, self.revisions, self.revisions))
             }

@@ -1,7 +1,6 @@
 //! The kinds of the objects in a backup beside Kubernetes' own: those that its CustomResourceDefinitions define, and those
 //! whose keys it has without one, such as OpenShift's and those of aggregated API servers.
 
-use super::stream::{KeyChange, KeyVersion};
 use super::versions::{self, Collect, FoundVersion};
 use crate::base::{lock, unpoisoned};
 use crate::error::Result;
@@ -71,33 +70,26 @@ impl<'p> FoundKinds<'p> {
         }
     }
 
-    /// Sees a version, with its whole record.
-    ///
-    /// # Errors
-    /// `CorruptSnapshot` if the record cannot be decoded.
-    pub(crate) fn see_version(&self, version: &KeyVersion<'_>) -> Result<()> {
-        if self.prefixes.of_key(version.key).is_none() {
-            return Ok(());
-        }
-        let kv = match version.change {
-            KeyChange::Put(record) => Some(KeyValue::decode(record)?),
-            KeyChange::Deleted | KeyChange::DeletedUnrecorded(_) => None,
-        };
-        self.see(version.key, version.revision, kv.as_ref());
-        Ok(())
+    /// Whether a key is a CustomResourceDefinition.
+    pub(crate) fn is_definition(&self, key: &[u8]) -> bool {
+        let path = self
+            .path(key)
+            .and_then(|path| path.strip_prefix(DEFINITIONS));
+        path.is_some_and(|name| name.starts_with('/'))
     }
 
-    fn see(&self, key: &[u8], revision: Revision, kv: Option<&KeyValue<'_>>) {
-        let prefix = self.prefixes.of_key(key).map_or(0, str::len);
-        let Some(path) = key
-            .get(prefix + 1..)
-            .and_then(|p| std::str::from_utf8(p).ok())
-        else {
-            return;
-        };
-        let definition = path.strip_prefix(DEFINITIONS);
-        if !definition.is_some_and(|name| name.starts_with('/')) {
-            self.see_path(path);
+    /// Returns the place of a key below the prefix of its API server; `None` if it is none of theirs.
+    fn path<'k>(&self, key: &'k [u8]) -> Option<&'k str> {
+        let prefix = self.prefixes.of_key(key)?.len();
+        std::str::from_utf8(key.get(prefix + 1..)?).ok()
+    }
+
+    /// Sees a version of a key, with its record if it was put. Of what is no definition, one without a record is enough.
+    pub(crate) fn see(&self, key: &[u8], revision: Revision, kv: Option<&KeyValue<'_>>) {
+        if !self.is_definition(key) {
+            if let Some(path) = self.path(key) {
+                self.see_path(path);
+            }
             return;
         }
         let resource = kv.and_then(|kv| match Object::decode(kv.value) {

@@ -15,11 +15,14 @@ use crate::prefix::Context;
 use crate::prefix::open::{BackupLocation, State};
 use std::sync::Mutex;
 
-/// What is kept of a record that was put.
-pub(super) type Digest<'d> = &'d (dyn Fn(&KeyValue<'_>, &mut Vec<u8>) + Sync);
+/// Adds what is kept of a record that was put.
+pub(crate) type Digest<'d> = &'d (dyn Fn(&KeyValue<'_>, &mut Vec<u8>) -> Result<()> + Sync);
 
-/// The whole record.
-pub(super) const RECORD: Digest<'static> = &|kv, out| kv.encode(out);
+/// Keeps the whole record.
+pub(super) const RECORD: Digest<'static> = &|kv, out| {
+    kv.encode(out);
+    Ok(())
+};
 
 /// The versions of the keys of a range.
 #[derive(Debug)]
@@ -87,17 +90,19 @@ struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    fn encode(version: &FoundVersion<'_>, digest: Digest<'_>) -> Result<Vec<u8>> {
+    fn encode(version: &FoundVersion<'_>, digest: Digest<'_>, entry: &mut Vec<u8>) -> Result<()> {
         let time = version.time.map_or("", |(text, _)| text);
         let len = u8::try_from(time.len())
             .map_err(|_| Error::corrupt("the time of an event is longer than 255 bytes"))?;
-        let mut entry = vec![len];
+        entry.push(len);
         entry.extend_from_slice(time.as_bytes());
-        if let Some(kv) = version.kv {
-            entry.extend(kv.create_revision.0.to_be_bytes());
-            digest(kv, &mut entry);
+        match version.kv {
+            Some(kv) => {
+                entry.extend(kv.create_revision.0.to_be_bytes());
+                digest(kv, entry)
+            }
+            None => Ok(()),
         }
-        Ok(entry)
     }
 
     fn decode(entry: &'a [u8]) -> Result<Self> {
@@ -126,13 +131,14 @@ impl VersionStream {
     /// Reads the versions of the keys of a range on the timeline with this ID, or on the newest one.
     ///
     /// # Errors
-    /// As [`versions::read`].
+    /// As [`versions::read`]; those of `digest`.
     pub(crate) fn by_key(
         backup: &BackupLocation,
         timeline: Option<&str>,
         range: &KeyRange,
+        digest: Digest<'_>,
     ) -> Result<Self> {
-        let collector = Collector::new(backup.context().temp(), range, RECORD);
+        let collector = Collector::new(backup.context().temp(), range, digest);
         let coverage = versions::read(backup, timeline, &collector)?;
         collector.finish(coverage)
     }
@@ -252,10 +258,10 @@ impl SortKey {
 
     fn encode(key: &[u8], (main, sub): (Revision, u32), from: Source, out: &mut Vec<u8>) {
         out.clear();
-        for byte in key {
-            match byte {
-                0 => out.extend([0, 1]),
-                byte => out.push(*byte),
+        for part in key.split_inclusive(|byte| *byte == 0) {
+            out.extend_from_slice(part);
+            if part.ends_with(&[0]) {
+                out.push(1);
             }
         }
         out.extend([0, 0]);
@@ -307,8 +313,28 @@ impl SortKey {
 pub(super) struct Collector<'r> {
     range: &'r KeyRange,
     digest: Digest<'r>,
-    sorter: Mutex<Sorter>,
+    temp: Dir,
+    /// One for each thread, so that none waits while another sorts.
+    lanes: Mutex<Vec<Lane>>,
     fulls: Mutex<Fulls>,
+}
+
+/// What a thread sorts, and its buffers.
+struct Lane {
+    sorter: Sorter,
+    key: Vec<u8>,
+    entry: Vec<u8>,
+}
+
+impl Lane {
+    fn push(&mut self, version: &FoundVersion<'_>, from: Source, digest: Digest<'_>) -> Result<()> {
+        SortKey::encode(version.key, version.revision, from, &mut self.key);
+        self.entry.clear();
+        if !matches!(from, Source::SameFull(_)) {
+            Entry::encode(version, digest, &mut self.entry)?;
+        }
+        self.sorter.push(&self.key, &self.entry)
+    }
 }
 
 /// The fulls that were read.
@@ -324,7 +350,8 @@ impl<'r> Collector<'r> {
         Collector {
             range,
             digest,
-            sorter: Mutex::new(Sorter::new(temp, SORT_BUFFER_BYTES)),
+            temp,
+            lanes: Mutex::default(),
             fulls: Mutex::default(),
         }
     }
@@ -350,7 +377,11 @@ impl<'r> Collector<'r> {
         let fulls = unpoisoned(self.fulls.into_inner()).states.into_iter();
         let mut fulls: Vec<(Revision, u32)> = fulls.map(|full| full.0).zip(0..).collect();
         fulls.sort_unstable();
-        let mut sorted = unpoisoned(self.sorter.into_inner()).finish()?;
+        let mut all = Sorter::new(self.temp, SORT_BUFFER_BYTES);
+        for lane in unpoisoned(self.lanes.into_inner()) {
+            all.absorb(lane.sorter)?;
+        }
+        let mut sorted = all.finish()?;
         Ok(VersionStream {
             coverage,
             ended: !sorted.advance()?,
@@ -390,13 +421,15 @@ impl Collect for Collector<'_> {
                 }
             }
         };
-        let entry = match from {
-            Source::SameFull(_) => Vec::new(),
-            _ => Entry::encode(&version, self.digest)?,
-        };
-        let mut key = Vec::with_capacity(version.key.len() + 2 + SortKey::TAIL);
-        SortKey::encode(version.key, version.revision, from, &mut key);
-        lock(&self.sorter).push(&key, &entry)
+        let lane = lock(&self.lanes).pop();
+        let mut lane = lane.unwrap_or_else(|| Lane {
+            sorter: Sorter::new(self.temp.clone(), SORT_BUFFER_BYTES / 2),
+            key: Vec::new(),
+            entry: Vec::new(),
+        });
+        lane.push(&version, from, self.digest)?;
+        lock(&self.lanes).push(lane);
+        Ok(())
     }
 }
 
@@ -570,6 +603,7 @@ mod tests {
         let written = std::sync::atomic::AtomicUsize::new(0);
         let digest = |_: &KeyValue<'_>, _: &mut Vec<u8>| {
             written.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Ok(())
         };
         let mut c = collector();
         c.digest = &digest;
