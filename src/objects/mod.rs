@@ -10,7 +10,6 @@
 
 mod cbor;
 pub mod changes;
-mod clean;
 pub mod columns;
 mod encryption;
 pub mod json_path;
@@ -18,6 +17,7 @@ pub mod key;
 mod protobuf;
 pub mod reference;
 pub mod resource;
+mod rules;
 pub mod selector;
 mod table;
 pub mod yaml;

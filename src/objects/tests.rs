@@ -277,6 +277,30 @@ fn a_clean_object_has_nothing_that_a_server_sets() {
             "template": {"metadata": {"labels": {"controller-uid": "u"}}},
         },
     }));
+    for (kind, spec, annotation) in [
+        (
+            "PersistentVolume",
+            "claimRef",
+            "pv.kubernetes.io/bound-by-controller",
+        ),
+        (
+            "PersistentVolumeClaim",
+            "volumeName",
+            "pv.kubernetes.io/bind-completed",
+        ),
+        ("Secret", "none", "kubernetes.io/service-account.uid"),
+    ] {
+        let claim = json!({"kind": "PersistentVolumeClaim", "name": "c", "uid": "u", "resourceVersion": "7"});
+        let mut bound = object(json!({
+            "apiVersion": "v1", "kind": kind, "spec": {spec: claim},
+            "metadata": {"name": "a", "annotations": {annotation: "yes", "own": "x"}},
+        }));
+        bound.clean().unwrap();
+        assert_eq!(bound.json["metadata"]["annotations"], json!({"own": "x"}));
+        let is_volume = kind == "PersistentVolume";
+        assert_eq!(bound.json["spec"][spec]["uid"].is_null(), is_volume);
+        assert_eq!(bound.json["spec"][spec]["name"], "c");
+    }
     let mut list = object(json!({"apiVersion": "v1", "kind": "Pod", "items": []}));
     assert_eq!(list.clean(), Err(NotDecoded::Items));
     job.clean().unwrap();

@@ -188,7 +188,7 @@ impl Deleted {
             from: from.as_ref(),
             revisions: (after.next(), last),
         };
-        let mut found = span.deleted_keys(&range, Some(objects))?;
+        let mut found = span.read(&range, Some(objects), false)?;
         let (mut deleted, mut events) = (Vec::new(), 0);
         let names = KeyNames::new(Resource::built_in().filter(is_event), prefixes);
         while let Some(key) = found.next()? {
@@ -241,14 +241,24 @@ pub(crate) struct Span<'a> {
 }
 
 impl Span<'_> {
-    /// Reads the keys of a range that were deleted in the span. Owners and labels are read of `objects`.
+    /// Returns when keys of a range were deleted, as far as that is known: damage of a snapshot that the state does not need is
+    /// logged. Owners and labels are read of `objects`.
     ///
     /// # Errors
-    /// As [`State::for_each_live`].
-    fn deleted_keys(
+    /// `Terminated`, `Io`, `NoSpace`.
+    pub(crate) fn dates(
         &self,
         range: &KeyRange,
         objects: Option<&ObjectsRead<'_>>,
+    ) -> Result<DeletedKeys> {
+        self.read(range, objects, true)
+    }
+
+    fn read(
+        &self,
+        range: &KeyRange,
+        objects: Option<&ObjectsRead<'_>>,
+        is_tolerant: bool,
     ) -> Result<DeletedKeys> {
         let digest = |kv: &KeyValue<'_>, out: &mut Vec<u8>| match objects {
             Some(objects) => serde_json::to_writer(out, &Seen::of(kv, objects))
@@ -265,33 +275,16 @@ impl Span<'_> {
             .from
             .map_or(self.revisions.0, |from| from.revision.next());
         let read = (self.revisions.0.min(before), self.revisions.1);
-        let coverage = read_between(self.backup, self.scan, self.state, read, &collector)?;
-        Ok(DeletedKeys::new(
-            collector.finish(coverage)?,
-            self.revisions,
-            read,
-        ))
-    }
-
-    /// As [`deleted_keys`](Self::deleted_keys), for dates beside a state. Damage of a snapshot that the state does not need is
-    /// logged, and what it would tell is unknown.
-    ///
-    /// # Errors
-    /// `Terminated`, `Io`, `NoSpace`.
-    pub(crate) fn dates(
-        &self,
-        range: &KeyRange,
-        objects: Option<&ObjectsRead<'_>>,
-    ) -> Result<DeletedKeys> {
-        match self.deleted_keys(range, objects) {
-            Err(e) if e.reason() != Reason::Terminated => {
+        let coverage = read_between(self.backup, self.scan, self.state, read, &collector);
+        let coverage = match coverage {
+            Err(e) if is_tolerant && e.reason() != Reason::Terminated => {
                 tracing::warn!("not every deletion can be dated: {e}");
-                let nothing = Collector::new(self.backup.context().temp(), range, &|_, _| Ok(()));
-                let nothing = nothing.finish(Coverage::default())?;
-                Ok(DeletedKeys::new(nothing, self.revisions, self.revisions))
+                Coverage::default()
             }
-            read => read,
-        }
+            coverage => coverage?,
+        };
+        let stream = collector.finish(coverage)?;
+        Ok(DeletedKeys::new(stream, self.revisions, read))
     }
 }
 

@@ -201,8 +201,7 @@ impl Collect for HistoryCollector<'_> {
         }
         let note = version.kv.zip(self.events_of);
         if let Some(note) = note.and_then(|(kv, events)| events.note(kv)) {
-            let time = version.time.map(|(text, _)| text);
-            lock(&self.events).add(version.revision, time, note);
+            lock(&self.events).add(version.revision, version.time, note);
         }
         Ok(())
     }

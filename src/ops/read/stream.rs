@@ -91,7 +91,7 @@ struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     fn encode(version: &FoundVersion<'_>, digest: Digest<'_>, entry: &mut Vec<u8>) -> Result<()> {
-        let time = version.time.map_or("", |(text, _)| text);
+        let time = version.time.unwrap_or_default();
         let len = u8::try_from(time.len())
             .map_err(|_| Error::corrupt("the time of an event is longer than 255 bytes"))?;
         entry.push(len);
@@ -438,7 +438,6 @@ mod tests {
     use super::*;
     use crate::base::temp;
     use crate::mvcc::KeyValue;
-    use chrono::DateTime;
 
     fn collector() -> Collector<'static> {
         let dir = temp::Dir::new(std::env::temp_dir(), false);
@@ -466,7 +465,7 @@ mod tests {
         let version = FoundVersion {
             key,
             revision: (Revision(revision), 0),
-            time: time.map(|time| (time, DateTime::UNIX_EPOCH)),
+            time,
             nth: 0,
             kv: kv.as_ref(),
         };

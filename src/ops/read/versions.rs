@@ -34,8 +34,8 @@ pub(crate) struct FoundVersion<'a> {
     pub(crate) key: &'a [u8],
     /// The revision, and the number within its transaction.
     pub(crate) revision: (Revision, u32),
-    /// When the snapshotter received the change, as text (RFC 3339) and parsed; `None` in a full.
-    pub(crate) time: Option<(&'a str, DateTime<Utc>)>,
+    /// When the snapshotter received the change (RFC 3339); `None` in a full.
+    pub(crate) time: Option<&'a str>,
     /// The position of the delta; 0 for a full.
     pub(crate) nth: u32,
     /// The record; `None` for a deletion.
@@ -370,11 +370,11 @@ impl Coverage {
         find_first(ctx.threads, slices.len(), |nth| {
             let delta = reader.delta_in_turn(nth)?;
             for_each_change(ctx, delta, &slices[nth], wanted, |_, e, kv| {
-                let time = Some((e.time, e.instant()?));
+                e.instant()?;
                 collect.add(FoundVersion {
                     key: e.change.key(),
                     revision: (e.main, e.sub),
-                    time,
+                    time: Some(e.time),
                     nth: nth as u32,
                     kv,
                 })

@@ -1,21 +1,59 @@
-//! Makes an object of a backup one that `kubectl apply` takes: without what only an API server or a controller sets.
+//! Makes an object of a backup one that an API server takes again: without what only servers and controllers set.
 
 use super::{LAST_APPLIED, NotDecoded, Object};
 use serde_json::{Map, Value, json};
 
-/// The fields of the metadata that a server sets. Owners are named by UIDs: an object whose owner no longer exists
-/// would be deleted at once.
-const METADATA: [&str; 9] = [
-    "creationTimestamp",
-    "deletionGracePeriodSeconds",
-    "deletionTimestamp",
-    "generation",
-    "managedFields",
-    "ownerReferences",
-    "resourceVersion",
-    "selfLink",
-    "uid",
+/// A field that an object is brought back without.
+struct Rule {
+    /// The kind; empty for all.
+    kind: &'static str,
+    path: &'static [&'static str],
+}
+
+const fn of(kind: &'static str, path: &'static [&'static str]) -> Rule {
+    Rule { kind, path }
+}
+
+/// What only a server or a controller sets. Owners and bound claims are named by UIDs: an object whose owner no longer exists
+/// is deleted at once, a volume whose claim has another UID is released, and its storage deleted.
+const RULES: &[Rule] = &[
+    of("", &["status"]),
+    of("", &["metadata", "annotations", LAST_APPLIED]),
+    of("", &["metadata", "creationTimestamp"]),
+    of("", &["metadata", "deletionGracePeriodSeconds"]),
+    of("", &["metadata", "deletionTimestamp"]),
+    of("", &["metadata", "generation"]),
+    of("", &["metadata", "managedFields"]),
+    of("", &["metadata", "ownerReferences"]),
+    of("", &["metadata", "resourceVersion"]),
+    of("", &["metadata", "selfLink"]),
+    of("", &["metadata", "uid"]),
+    // A claim and its volume are bound again by their names.
+    of("PersistentVolume", &["spec", "claimRef", "resourceVersion"]),
+    of("PersistentVolume", &["spec", "claimRef", "uid"]),
+    of(
+        "PersistentVolume",
+        &["metadata", "annotations", BOUND_BY_CONTROLLER],
+    ),
+    of(
+        "PersistentVolumeClaim",
+        &["metadata", "annotations", BOUND_BY_CONTROLLER],
+    ),
+    of(
+        "PersistentVolumeClaim",
+        &["metadata", "annotations", "pv.kubernetes.io/bind-completed"],
+    ),
+    // The token of an account with another UID is deleted at once.
+    of(
+        "Secret",
+        &[
+            "metadata",
+            "annotations",
+            "kubernetes.io/service-account.uid",
+        ],
+    ),
 ];
+const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// What each version of a definition has in v1, and the field of v1beta1 that is for all of them.
 const PARTS_OF_VERSIONS: [(&str, &str); 4] = [
     ("schema", "validation"),
@@ -41,14 +79,13 @@ impl Object {
         if self.json.contains_key("items") && !self.kind().ends_with("List") {
             return Err(NotDecoded::Items);
         }
-        self.json.remove("status");
-        if let Some(metadata) = self.metadata() {
-            for field in METADATA {
-                metadata.remove(field);
+        let kind = self.kind().to_owned();
+        for rule in RULES {
+            if rule.kind.is_empty() || rule.kind == kind {
+                remove(&mut self.json, rule.path);
             }
-            remove_from(metadata, "annotations", &[LAST_APPLIED]);
         }
-        if self.kind() == "Job" {
+        if kind == "Job" {
             self.clean_job();
         }
         if self.api_version() == "apiextensions.k8s.io/v1beta1" {
@@ -125,6 +162,22 @@ fn upgrade_definition(definition: &mut Map<String, Value>) {
         if let Some(client) = conversion.remove("webhookClientConfig") {
             let webhook = json!({"clientConfig": client, "conversionReviewVersions": reviews});
             conversion.insert("webhook".to_owned(), webhook);
+        }
+    }
+}
+
+/// Removes a field, and the map in which it was, below the object, if nothing is left.
+fn remove(json: &mut Map<String, Value>, path: &[&str]) {
+    match path {
+        [] => {}
+        [field] => _ = json.remove(*field),
+        [parent, rest @ ..] => {
+            if let Some(Value::Object(map)) = json.get_mut(*parent) {
+                remove(map, rest);
+                if map.is_empty() {
+                    json.remove(*parent);
+                }
+            }
         }
     }
 }
