@@ -193,7 +193,7 @@ impl ApplyArgs {
                 Output::Json => Ok(()),
                 Output::Text => print(&line(difference)),
             },
-            |absent| deletion_advice(&backup, scan.as_ref(), &source, &absent),
+            |absent| deletion_advice(&backup, scan.as_ref(), &source, &absent, &object_keys),
         );
         let backup_warnings = source.warnings.iter().cloned();
         report.warnings.splice(0..0, backup_warnings);

@@ -260,10 +260,8 @@ impl HistoryArgs {
             let Version {
                 revision, time, kv, ..
             } = version;
-            let revision = match version.is_recorded {
-                true => revision.to_string(),
-                false => format!("by {revision}"),
-            };
+            let by = if version.is_recorded { "" } else { "by " };
+            let revision = format!("{by}{revision}");
             let time = time.map_or_else(|| "-".to_owned(), text::event_time);
             let row = match kv {
                 Some(kv) => {

@@ -149,7 +149,14 @@ pub(super) struct Shown {
 
 /// A key with its revisions and its value: an object as YAML, other text as it is. The values of Secrets are hidden
 /// unless `show_secrets` is set.
-pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, shown: Shown) -> String {
+///
+/// # Errors
+/// `Items` if a clean object is asked for, and kubectl would take it for a list.
+pub(super) fn entry(
+    kv: &KeyValue<'_>,
+    keys: &EncryptionKeys,
+    shown: Shown,
+) -> Result<String, NotDecoded> {
     let mut text = format!("# {}\n", key(kv.key));
     let object_key = ObjectKey::from_key(kv.key, Some(kv.value));
     if let Some(o) = &object_key {
@@ -165,12 +172,10 @@ pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, shown: Shown) -> S
     );
     let is_secret = object_key.is_some_and(|o| o.resource == "secrets");
     let detail = Detail::with_managers(shown.managers);
-    let object = Object::of_record_with(kv, keys, detail).and_then(|mut object| {
-        if shown.clean {
-            object.clean()?;
-        }
-        Ok(object)
-    });
+    let mut object = Object::of_record_with(kv, keys, detail);
+    if shown.clean {
+        object = object.and_then(Object::cleaned);
+    }
     match object {
         Ok(mut object) => {
             if !shown.secrets {
@@ -186,13 +191,14 @@ pub(super) fn entry(kv: &KeyValue<'_>, keys: &EncryptionKeys, shown: Shown) -> S
             text += value.strip_suffix('\n').unwrap_or(&value);
             text.push('\n');
         }
+        Err(NotDecoded::Items) => return Err(NotDecoded::Items),
         Err(e) => {
             let bytes = size(kv.value.len() as u64);
             let why = format!("# {e} ({bytes}): use --raw or --output json");
             text += &format!("{}\n", line(&why));
         }
     }
-    text
+    Ok(text)
 }
 
 /// The indentation of what belongs to a version of an object.
@@ -276,6 +282,6 @@ mod tests {
         };
         let shown = entry(&kv, &EncryptionKeys::default(), Shown::default());
         let expected = "# /registry/widgets/a/b\n# widgets a/b\n# revision 0, created at 0, version 0, lease ff\nx\n";
-        assert_eq!(shown, expected);
+        assert_eq!(shown.as_deref(), Ok(expected));
     }
 }

@@ -14,7 +14,7 @@ use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::ops::read::kinds::FoundKinds;
 use crate::ops::read::stream::{KeyChange, VersionStream};
-use crate::ops::read::versions::Coverage;
+use crate::ops::read::versions::{self, Coverage};
 use crate::prefix::open::BackupLocation;
 use chrono::{DateTime, Utc};
 use std::io::{self, BufWriter, Write};
@@ -174,16 +174,7 @@ impl Index {
 
     /// Returns the range of unknown states that a revision is in.
     pub(super) fn unknown_at(&self, revision: Revision) -> Option<RevisionRange> {
-        let within = |range: &&RevisionRange| range.0 <= revision && revision <= range.1;
-        self.unknown.iter().find(within).copied()
-    }
-
-    /// Returns the newest revision before a deletion whose state is known, if the key was put by then.
-    pub(super) fn known_before(&self, deletion: Revision, put: Option<&Version>) -> Revision {
-        let before = deletion.previous();
-        let unknown = self.unknown_at(before);
-        let known = unknown.map_or(before, |(first, _)| first.previous());
-        put.map_or(known, |put| known.max(put.revision))
+        versions::unknown_at(&self.unknown, revision)
     }
 
     /// Returns the newest revision whose state is known.

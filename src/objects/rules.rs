@@ -75,7 +75,7 @@ impl Object {
     ///
     /// # Errors
     /// `Items` if kubectl would take the object for a list.
-    pub fn clean(&mut self) -> Result<(), NotDecoded> {
+    pub fn cleaned(mut self) -> Result<Self, NotDecoded> {
         if self.json.contains_key("items") && !self.kind().ends_with("List") {
             return Err(NotDecoded::Items);
         }
@@ -91,26 +91,24 @@ impl Object {
         if self.api_version() == "apiextensions.k8s.io/v1beta1" {
             upgrade_definition(&mut self.json);
         }
-        Ok(())
+        Ok(self)
     }
 
     /// Removes the selector of a Job, which the server makes from the UID unless the user asks for another one.
     fn clean_job(&mut self) {
-        if let Some(metadata) = self.metadata() {
-            remove_from(metadata, "labels", &JOB_LABELS);
+        for label in JOB_LABELS {
+            remove(&mut self.json, &["metadata", "labels", label]);
         }
-        let Some(Value::Object(spec)) = self.json.get_mut("spec") else {
-            return;
-        };
-        if spec.get("manualSelector") == Some(&Value::Bool(true)) {
+        let spec = self.json.get("spec");
+        if spec.and_then(|spec| spec.get("manualSelector")) == Some(&Value::Bool(true)) {
             return;
         }
-        spec.remove("selector");
-        if let Some(Value::Object(metadata)) = spec
-            .get_mut("template")
-            .and_then(|template| template.get_mut("metadata"))
-        {
-            remove_from(metadata, "labels", &JOB_LABELS);
+        remove(&mut self.json, &["spec", "selector"]);
+        for label in JOB_LABELS {
+            remove(
+                &mut self.json,
+                &["spec", "template", "metadata", "labels", label],
+            );
         }
     }
 }
@@ -166,7 +164,7 @@ fn upgrade_definition(definition: &mut Map<String, Value>) {
     }
 }
 
-/// Removes a field, and the map in which it was, below the object, if nothing is left.
+/// Removes a field, and the map in which it was if nothing is left of it.
 fn remove(json: &mut Map<String, Value>, path: &[&str]) {
     match path {
         [] => {}
@@ -174,23 +172,10 @@ fn remove(json: &mut Map<String, Value>, path: &[&str]) {
         [parent, rest @ ..] => {
             if let Some(Value::Object(map)) = json.get_mut(*parent) {
                 remove(map, rest);
-                if map.is_empty() {
+                if map.is_empty() && rest.len() == 1 {
                     json.remove(*parent);
                 }
             }
         }
-    }
-}
-
-/// Removes keys from a map in a field, and the field if nothing is left.
-fn remove_from(parent: &mut Map<String, Value>, field: &str, keys: &[&str]) {
-    let Some(Value::Object(map)) = parent.get_mut(field) else {
-        return;
-    };
-    for key in keys {
-        map.remove(*key);
-    }
-    if map.is_empty() {
-        parent.remove(field);
     }
 }

@@ -225,7 +225,7 @@ fn values_of_secrets_are_hidden() {
 fn a_definition_of_v1beta1_becomes_one_of_v1() {
     let schema =
         json!({"openAPIV3Schema": {"type": "object", "properties": {"a": {"type": "string"}}}});
-    let mut definition = object(json!({
+    let definition = object(json!({
         "apiVersion": "apiextensions.k8s.io/v1beta1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "w.example.com"},
         "spec": {
@@ -236,7 +236,7 @@ fn a_definition_of_v1beta1_becomes_one_of_v1() {
             "versions": [{"name": "v1", "served": true, "storage": true}, {"name": "v0", "schema": {"own": true}}],
         },
     }));
-    definition.clean().unwrap();
+    let definition = definition.cleaned().unwrap();
     let columns = json!([{"jsonPath": ".spec.a", "name": "A"}]);
     let whole = json!({"openAPIV3Schema": {
         "type": "object", "properties": {"a": {"type": "string"}}, "x-kubernetes-preserve-unknown-fields": true,
@@ -253,11 +253,11 @@ fn a_definition_of_v1beta1_becomes_one_of_v1() {
     assert_eq!(definition.json["spec"], expected);
     assert_eq!(definition.api_version(), "apiextensions.k8s.io/v1");
 
-    let mut bare = object(json!({
+    let bare = object(json!({
         "apiVersion": "apiextensions.k8s.io/v1beta1", "kind": "CustomResourceDefinition",
         "metadata": {"name": "w.example.com"}, "spec": {"version": "v1"},
     }));
-    bare.clean().unwrap();
+    let bare = bare.cleaned().unwrap();
     let any = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
     let only = json!([{"name": "v1", "served": true, "storage": true, "schema": any}]);
     assert_eq!(bare.json["spec"], json!({"versions": only}));
@@ -270,7 +270,7 @@ fn a_clean_object_has_nothing_that_a_server_sets() {
         "labels": {"controller-uid": "u", "app": "x"}, "managedFields": [], "namespace": "n",
         "ownerReferences": [{"uid": "o"}], "resourceVersion": "7", "uid": "u",
     });
-    let mut job = object(json!({
+    let job = object(json!({
         "apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "status": {"active": 1},
         "spec": {
             "selector": {"matchLabels": {"controller-uid": "u"}},
@@ -291,19 +291,19 @@ fn a_clean_object_has_nothing_that_a_server_sets() {
         ("Secret", "none", "kubernetes.io/service-account.uid"),
     ] {
         let claim = json!({"kind": "PersistentVolumeClaim", "name": "c", "uid": "u", "resourceVersion": "7"});
-        let mut bound = object(json!({
+        let bound = object(json!({
             "apiVersion": "v1", "kind": kind, "spec": {spec: claim},
             "metadata": {"name": "a", "annotations": {annotation: "yes", "own": "x"}},
         }));
-        bound.clean().unwrap();
+        let bound = bound.cleaned().unwrap();
         assert_eq!(bound.json["metadata"]["annotations"], json!({"own": "x"}));
         let is_volume = kind == "PersistentVolume";
         assert_eq!(bound.json["spec"][spec]["uid"].is_null(), is_volume);
         assert_eq!(bound.json["spec"][spec]["name"], "c");
     }
-    let mut list = object(json!({"apiVersion": "v1", "kind": "Pod", "items": []}));
-    assert_eq!(list.clean(), Err(NotDecoded::Items));
-    job.clean().unwrap();
+    let list = object(json!({"apiVersion": "v1", "kind": "Pod", "items": []}));
+    assert_eq!(list.cleaned(), Err(NotDecoded::Items));
+    let job = job.cleaned().unwrap();
     let expected = json!({
         "apiVersion": "batch/v1", "kind": "Job",
         "metadata": {"labels": {"app": "x"}, "name": "a", "namespace": "n"},

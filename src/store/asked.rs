@@ -17,7 +17,7 @@ pub(super) enum Kind {
     Read,
     /// A whole object.
     Write,
-    /// An upload begins, or a part of it is sent.
+    /// A part of an upload, or what begins it.
     Part,
     /// The end of an upload, which gives the object its name.
     Complete,

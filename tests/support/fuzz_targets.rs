@@ -594,7 +594,7 @@ pub fn object_decoder(data: &[u8]) {
     object.hide_secrets();
     // What kubectl takes for a list stays as it is.
     let is_list = object.json.contains_key("items");
-    assert!(object.clean().is_ok() || is_list);
+    assert!(object.cleaned().is_ok() || is_list);
 }
 
 /// Input: pieces with zeros between them. The first one is a header, two are paths of columns, and the rest are the

@@ -20,9 +20,9 @@ use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::ObjectKey;
 use crate::objects::reference::Selection;
 use crate::objects::resource::{KeyNames, Resource};
-use crate::objects::{EncryptionKeys, NotDecoded, yaml};
+use crate::objects::{EncryptionKeys, yaml};
 use crate::ops::options::StateOptions;
-use crate::ops::read::deleted::{DeletedKey, NO_DELETION, ObjectsRead, Span};
+use crate::ops::read::deleted::{NO_DELETION, last_deletion};
 use crate::ops::read::json::KeyWithRecord;
 use crate::ops::read::{self, Got, Keys};
 use crate::prefix::Context;
@@ -264,7 +264,7 @@ impl Printer<'_> {
             ));
         }
         let range = KeyRange::Keys(keys.iter().cloned().collect());
-        let advice = match self.last_deletion(scan, source, &range) {
+        let advice = match last_deletion(self.backup, scan, source, &range, &self.keys) {
             Err(e) => return e,
             Ok(None) => NO_DELETION.to_owned(),
             Ok(Some(deleted)) => {
@@ -289,27 +289,6 @@ impl Printer<'_> {
             }
         };
         e.reason().error(format!("{e}: {advice}"))
-    }
-
-    /// Returns the last deletion of keys that a state does not have.
-    fn last_deletion(
-        &self,
-        scan: Option<&Scan>,
-        source: &State,
-        range: &KeyRange,
-    ) -> Result<Option<DeletedKey>> {
-        let span = Span {
-            backup: self.backup,
-            scan,
-            state: source,
-            from: None,
-            revisions: (Revision(1), source.revision),
-        };
-        let objects = ObjectsRead {
-            keys: &self.keys,
-            labels: &|_| true,
-        };
-        span.dates(range, Some(&objects))?.last()
     }
 
     /// Prints the objects of these kinds in a range.
@@ -342,7 +321,7 @@ impl Printer<'_> {
             .iter()
             .map(|p| format!("{p}/namespaces/{namespace}"));
         let keys = KeyRange::Keys(keys.map(String::into_bytes).collect());
-        let deleted = self.last_deletion(scan, source, &keys)?;
+        let deleted = last_deletion(self.backup, scan, source, &keys, &self.keys)?;
         if let Some(deleted) = deleted.filter(|deleted| !deleted.is_recreated) {
             let before = deleted.before.to_string();
             let words = self
@@ -427,17 +406,12 @@ impl Printer<'_> {
                 text::key(kv.key)
             )));
         }
-        if self.args.clean
-            && let Err(e @ NotDecoded::Items) = self.object(kv)
-        {
-            return Err(objects::failure(kv, &e));
-        }
         let shown = text::Shown {
             secrets: self.args.show_secrets,
             managers: self.args.show_managed_fields,
             clean: self.args.clean,
         };
-        Ok(text::entry(kv, &self.keys, shown))
+        text::entry(kv, &self.keys, shown).map_err(|e| objects::failure(kv, &e))
     }
 
     /// Prints keys, or their objects alone, and returns whether there was a key. Removes those that exist from `missing`.

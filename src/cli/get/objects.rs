@@ -110,7 +110,7 @@ impl Printer<'_> {
             tracing::warn!("{}: {}", text::key(kv.key), text::unknown_fields(&object));
         }
         if self.args.clean {
-            object.clean()?;
+            object = object.cleaned()?;
         }
         Ok(object.json)
     }

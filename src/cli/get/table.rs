@@ -25,8 +25,8 @@ use std::collections::HashMap;
 const ROWS_FOR_WIDTHS: usize = 1000;
 
 impl Printer<'_> {
-    /// Prints a table of the objects of a range, and returns whether it has a row. For a moment in the past, it has a column with the time at which the
-    /// object was deleted later.
+    /// Prints a table of the objects of a range, and returns whether it has a row. For a moment in the past, it has a column
+    /// with the time at which the object was deleted later.
     pub(super) fn print_table(
         &self,
         ctx: &Context,

@@ -7,6 +7,7 @@ use crate::explore::index::{Index, Key, Version};
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::EncryptionKeys;
 use crate::ops::read::deleted::{Owner, owner_of};
+use crate::ops::read::versions::known_before;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -52,22 +53,24 @@ struct DeletedObject {
 }
 
 impl DeletedObject {
-    /// `before` are the versions of the key up to the deletion.
+    /// `versions` are those of the key up to the deletion.
     fn of(
         index: &Index,
         keys: &EncryptionKeys,
         key: &Key,
-        before: &[Version],
+        versions: &[Version],
         deletion: &Version,
         is_recreated: bool,
     ) -> Result<Self> {
-        let last = before.iter().rfind(|v| !v.is_deletion());
+        let last = versions.iter().rfind(|v| !v.is_deletion());
         let record = last.map(|version| index.record(version)).transpose()?;
         let kv = record.as_deref().map(KeyValue::decode).transpose()?;
+        let before = deletion.revision.previous();
+        let put = last.map_or(before, |last| last.revision);
         Ok(DeletedObject {
             object: Listed::of(index, key, deletion),
             owner: kv.and_then(|kv| owner_of(&kv, keys)),
-            before: index.known_before(deletion.revision, last),
+            before: known_before(&index.unknown, before, put),
             is_recreated,
         })
     }

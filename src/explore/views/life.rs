@@ -75,8 +75,7 @@ impl Written {
         let record = index.record(version)?;
         let kv = KeyValue::decode(&record)?;
         let object = Object::of_record(&kv, show.keys).ok();
-        let mut clean = object.clone();
-        clean = clean.take_if(|clean| clean.clean().is_ok());
+        let clean = object.clone().and_then(|object| object.cleaned().ok());
         Ok(Some(Written {
             bytes: kv.value.len(),
             writes: kv.version,

@@ -96,12 +96,10 @@ impl Shown {
         } else {
             Detail::WithoutManagers
         };
-        let object = Object::of_record_with(&kv, show.keys, detail).and_then(|mut object| {
-            if show.is_clean {
-                object.clean()?;
-            }
-            Ok(object)
-        });
+        let mut object = Object::of_record_with(&kv, show.keys, detail);
+        if show.is_clean {
+            object = object.and_then(Object::cleaned);
+        }
         match object {
             Ok(mut object) => {
                 shown.is_secret = object.kind() == "Secret" && object.api_version() == "v1";

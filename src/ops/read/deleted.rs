@@ -5,7 +5,7 @@
 
 use super::kinds;
 use super::stream::{Collector, KeyChange, KeyVersion, VersionStream};
-use super::versions::{Coverage, read_between};
+use super::versions::{Coverage, known_before, read_between};
 use crate::backup::chain::RevisionRange;
 use crate::base::opt::{REVISION, SINCE, TIME};
 use crate::base::time::{rfc3339, utc};
@@ -283,8 +283,16 @@ impl Span<'_> {
             }
             coverage => coverage?,
         };
-        let stream = collector.finish(coverage)?;
-        Ok(DeletedKeys::new(stream, self.revisions, read))
+        Ok(DeletedKeys {
+            known: Known {
+                span: self.revisions,
+                unknown: coverage.unknown_in(read),
+                moments: coverage.moments.clone(),
+            },
+            stream: collector.finish(coverage)?,
+            current: None,
+            waiting: None,
+        })
     }
 }
 
@@ -317,15 +325,21 @@ impl Seen {
 #[derive(Debug)]
 pub(crate) struct DeletedKeys {
     stream: VersionStream,
-    span: RevisionRange,
-    /// The revisions of the span whose states are unknown.
-    unknown: Vec<RevisionRange>,
-    /// The last revisions of snapshots, and when these were taken.
-    moments: Vec<(Revision, DateTime<Utc>)>,
+    known: Known,
     /// The key whose versions are read.
     current: Option<Life>,
     /// The key that [`of`](Self::of) will compare next.
     waiting: Option<DeletedKey>,
+}
+
+/// What is known of the span.
+#[derive(Debug)]
+struct Known {
+    span: RevisionRange,
+    /// The revisions whose states are unknown.
+    unknown: Vec<RevisionRange>,
+    /// The last revisions of snapshots, and when these were taken.
+    moments: Vec<(Revision, DateTime<Utc>)>,
 }
 
 /// What happened to a key so far.
@@ -346,17 +360,6 @@ struct Existing {
 }
 
 impl DeletedKeys {
-    fn new(mut stream: VersionStream, span: RevisionRange, read: RevisionRange) -> Self {
-        DeletedKeys {
-            unknown: stream.coverage.unknown_in(read),
-            moments: std::mem::take(&mut stream.coverage.moments),
-            stream,
-            span,
-            current: None,
-            waiting: None,
-        }
-    }
-
     /// Returns the next key; `None` at the end.
     ///
     /// # Errors
@@ -366,28 +369,20 @@ impl DeletedKeys {
             let Some(version) = self.stream.next()? else {
                 return Ok(self.current.take().and_then(Life::end));
             };
-            let ended = match &self.current {
-                Some(life) if life.key == version.key => None,
-                _ => self.current.replace(Life {
-                    key: version.key.to_vec(),
-                    exists: None,
-                    deleted: None,
-                }),
-            };
-            if let Some(life) = &mut self.current
-                && version.revision <= self.span.1
-            {
-                let deletion = life.add(&version, &self.unknown)?;
-                let in_span = deletion.filter(|_| version.revision >= self.span.0);
-                if let Some((mut deleted, put)) = in_span {
-                    if deleted.deletion.time.is_none() {
-                        let taken = self.moments.iter().filter(|m| m.0 >= version.revision);
-                        let taken = taken.map(|(_, taken)| *taken).min();
-                        deleted.deletion.not_after = taken.map(rfc3339);
-                    }
-                    deleted.before = known_before(&self.unknown, deleted.before, put);
-                    life.deleted = Some(deleted);
+            let mut ended = None;
+            let life = match &mut self.current {
+                Some(life) if life.key == version.key => life,
+                current => {
+                    ended = current.take();
+                    current.insert(Life {
+                        key: version.key.to_vec(),
+                        exists: None,
+                        deleted: None,
+                    })
                 }
+            };
+            if version.revision <= self.known.span.1 {
+                life.add(&version, &self.known)?;
             }
             if let Some(deleted) = ended.and_then(Life::end) {
                 return Ok(Some(deleted));
@@ -429,12 +424,7 @@ impl DeletedKeys {
 }
 
 impl Life {
-    /// Adds a version. Returns a deletion, and the revision at which the key was put before.
-    fn add(
-        &mut self,
-        version: &KeyVersion<'_>,
-        unknown: &[RevisionRange],
-    ) -> Result<Option<(DeletedKey, Revision)>> {
+    fn add(&mut self, version: &KeyVersion<'_>, known: &Known) -> Result<()> {
         let existed = self.exists.take();
         let revision = version.revision;
         let (recorded, last) = match version.change {
@@ -453,27 +443,32 @@ impl Life {
                     terminating: seen.is_terminating.then_some(since),
                     seen,
                 });
-                return Ok(None);
+                return Ok(());
             }
             KeyChange::Deleted => (Some(revision), revision.previous()),
-            KeyChange::DeletedUnrecorded(after) => (None, known_until(unknown, after)),
+            KeyChange::DeletedUnrecorded(after) => (None, known.until(after)),
         };
+        if revision < known.span.0 {
+            return Ok(());
+        }
         let put = existed.as_ref().map_or(last, |e| e.put);
         let terminating = existed.as_ref().and_then(|e| e.terminating);
+        let before = terminating.map_or(last, Revision::previous);
         let seen = existed.map(|e| e.seen).unwrap_or_default();
-        let deleted = DeletedKey {
+        let first_after = || known.first_after(revision).map(rfc3339);
+        self.deleted = Some(DeletedKey {
             key: self.key.clone(),
             deletion: Deletion {
                 revision: recorded,
                 time: version.time.map(str::to_owned),
-                not_after: None,
+                not_after: version.time.is_none().then(first_after).flatten(),
             },
-            before: terminating.map_or(last, Revision::previous),
+            before: known_before(&known.unknown, before, put),
             owner: seen.owner,
             has_labels: seen.has_labels,
             is_recreated: false,
-        };
-        Ok(Some((deleted, put)))
+        });
+        Ok(())
     }
 
     fn end(self) -> Option<DeletedKey> {
@@ -486,32 +481,35 @@ impl Life {
     }
 }
 
-/// Returns the newest revision at which a key is known to be unchanged since a revision: deletions are recorded but in gaps.
-fn known_until(unknown: &[RevisionRange], since: Revision) -> Revision {
-    let gap = unknown.iter().find(|gap| gap.1 > since);
-    gap.map_or(since, |gap| gap.0.previous().max(since))
-}
+impl Known {
+    /// Returns the newest revision at which a key is known to be unchanged since a revision: deletions are recorded but in
+    /// gaps.
+    fn until(&self, since: Revision) -> Revision {
+        let gap = self.unknown.iter().find(|gap| gap.1 > since);
+        gap.map_or(since, |gap| gap.0.previous().max(since))
+    }
 
-/// Returns the newest revision up to `before` whose state is known, if the key was put by then.
-fn known_before(unknown: &[RevisionRange], before: Revision, put: Revision) -> Revision {
-    let hole = unknown.iter().find(|r| r.0 <= before && before <= r.1);
-    let known = hole.map(|hole| hole.0.previous());
-    known.filter(|known| put <= *known).unwrap_or(before)
+    /// Returns when the first snapshot was taken that reaches a revision.
+    fn first_after(&self, revision: Revision) -> Option<DateTime<Utc>> {
+        let after = self.moments.iter().filter(|(last, _)| *last >= revision);
+        after.map(|(_, taken)| *taken).min()
+    }
 }
 
 /// The advice for a key that does not exist and was not deleted.
 pub const NO_DELETION: &str = "the backup records no deletion of it, either: check the name";
 
-/// Returns advice for keys that a state does not have: when they were deleted, and how to get the state before.
+/// Returns the last deletion of keys that a state does not have. `keys` open what API servers have encrypted.
 ///
 /// # Errors
 /// `Terminated`, `Io`, `NoSpace`.
-pub fn deletion_advice(
+pub(crate) fn last_deletion(
     backup: &BackupLocation,
     scan: Option<&Scan>,
     state: &State,
     range: &KeyRange,
-) -> Result<String> {
+    keys: &EncryptionKeys,
+) -> Result<Option<DeletedKey>> {
     let span = Span {
         backup,
         scan,
@@ -519,15 +517,28 @@ pub fn deletion_advice(
         from: None,
         revisions: (Revision(1), state.revision),
     };
-    let Some(last) = span.dates(range, None)?.last()? else {
-        return Ok(NO_DELETION.to_owned());
-    };
-    let DeletedKey {
-        deletion, before, ..
-    } = last;
-    Ok(format!(
-        "{deletion}: give an earlier {TIME}, or {REVISION} {before}"
-    ))
+    let labels = &|_: &Map<String, Value>| true;
+    span.dates(range, Some(&ObjectsRead { keys, labels }))?
+        .last()
+}
+
+/// Returns advice for keys that a state does not have: when they were deleted, and how to get the state before.
+///
+/// # Errors
+/// As [`last_deletion`].
+pub fn deletion_advice(
+    backup: &BackupLocation,
+    scan: Option<&Scan>,
+    state: &State,
+    range: &KeyRange,
+    keys: &EncryptionKeys,
+) -> Result<String> {
+    Ok(match last_deletion(backup, scan, state, range, keys)? {
+        None => NO_DELETION.to_owned(),
+        Some(DeletedKey {
+            deletion, before, ..
+        }) => format!("{deletion}: give an earlier {TIME}, or {REVISION} {before}"),
+    })
 }
 
 /// Returns the owner of an object: the controller, or the first one.

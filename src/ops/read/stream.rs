@@ -415,9 +415,10 @@ impl Collect for Collector<'_> {
             None => {
                 let fulls = lock(&self.fulls);
                 let nth = fulls.states.len().saturating_sub(1) as u32;
-                match version.revision.0 <= fulls.seen {
-                    true => Source::SameFull(nth),
-                    false => Source::Full(nth),
+                if version.revision.0 <= fulls.seen {
+                    Source::SameFull(nth)
+                } else {
+                    Source::Full(nth)
                 }
             }
         };

@@ -144,6 +144,18 @@ impl Coverage {
     }
 }
 
+/// Returns the range of unknown states that a revision is in.
+pub(crate) fn unknown_at(unknown: &[RevisionRange], revision: Revision) -> Option<RevisionRange> {
+    let within = |range: &&RevisionRange| range.0 <= revision && revision <= range.1;
+    unknown.iter().find(within).copied()
+}
+
+/// Returns the newest revision up to `before` whose state is known, if a key was put by then; otherwise `before`.
+pub(crate) fn known_before(unknown: &[RevisionRange], before: Revision, put: Revision) -> Revision {
+    let known = unknown_at(unknown, before).map(|(first, _)| first.previous());
+    known.filter(|known| put <= *known).unwrap_or(before)
+}
+
 /// Reads the versions on the timeline with this ID, or on the newest one.
 ///
 /// # Errors
