@@ -4,6 +4,7 @@
 
 use super::history::Missing;
 use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
+use super::recover;
 use super::render::{Blocks, Cell, Row};
 use super::stream::Stream;
 use super::{BackupArgs, Ended, Output};
@@ -11,12 +12,13 @@ use super::{render, terminal, text};
 use crate::backup::chain::show_ranges;
 use crate::base::Cancel;
 use crate::base::plural::count;
-use crate::base::shell;
 use crate::error::Result;
 use crate::mvcc::Revision;
+use crate::objects::EncryptionKeys;
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::ops::read::deleted::{Deleted, DeletedKey, Deletion, ObjectsRead, Owner};
 use crate::ops::read::json::KeyJson;
+use crate::prefix::open::BackupLocation;
 use crate::prefix::select::{At, StateRequest};
 use clap::Args;
 use serde::Serialize;
@@ -39,13 +41,8 @@ Examples:
 
 --output json prints one object.")]
 pub(super) struct DeletedArgs {
-    /// Begin of the span: a duration before now such as 2h, a time such as "yesterday 14:00", or a revision [default: all
-    /// that the backup holds]
-    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::since)]
-    since: Option<At>,
-    /// End of the span, as --since [default: the newest revision]
-    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::until)]
-    until: Option<At>,
+    #[command(flatten)]
+    span: SpanArgs,
     /// ID of the timeline to read, from `deltafold list --deep` [default: the newest timeline]
     #[arg(long, value_name = "ID")]
     timeline: Option<String>,
@@ -57,6 +54,78 @@ pub(super) struct DeletedArgs {
     objects: ObjectArgs,
     #[command(flatten)]
     backup: BackupArgs,
+}
+
+/// The span in which deletions are looked for.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Deletions")]
+pub(super) struct SpanArgs {
+    /// Begin of the span: a duration before now such as 2h, a time such as "yesterday 14:00", or a revision [default: all
+    /// that the backup holds]
+    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::since)]
+    since: Option<At>,
+    /// End of the span, as --since [default: the newest revision]
+    #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::until)]
+    until: Option<At>,
+}
+
+/// Which deletions are read, and what of them.
+pub(super) struct Wanted<'a> {
+    /// The timeline; `None` for the newest one.
+    pub(super) timeline: Option<&'a str>,
+    pub(super) select: &'a SelectArgs,
+    pub(super) labels: &'a LabelArgs,
+    /// What opens encrypted objects.
+    pub(super) keys: &'a EncryptionKeys,
+    /// Whether the records are read, and a namespace itself is one of its objects.
+    pub(super) records: bool,
+    /// Whether Events are only counted.
+    pub(super) counts_events: bool,
+}
+
+impl SpanArgs {
+    /// Reads the deletions of the span. Also returns the backup.
+    ///
+    /// # Errors
+    /// As [`Deleted::read`].
+    pub(super) fn read(
+        &self,
+        wanted: &Wanted<'_>,
+        backup: &BackupArgs,
+        cancel: &Cancel,
+    ) -> Result<(BackupLocation, Deleted)> {
+        let until = self.until.unwrap_or_default();
+        let backup = backup.backup_at(until, cancel)?;
+        let request = |at| StateRequest {
+            at,
+            timeline: wanted.timeline.map(str::to_owned),
+            or_newest: true,
+            or_before: true,
+        };
+        let (since, until) = (self.since.map(request), request(until));
+        let prefixes = wanted.select.names.etcd_prefixes();
+        let range = |resources: &[Resource]| {
+            let custom = resources.iter().filter(|r| r.is_custom).cloned();
+            let custom: Vec<Resource> = custom.collect();
+            let range = wanted.select.keys(|_, _| Ok(custom.clone()), true)?.0;
+            Ok(match wanted.records {
+                true => range.with_its_namespace(),
+                false => range,
+            })
+        };
+        let objects = ObjectsRead {
+            keys: wanted.keys,
+            labels: &|object| wanted.labels.match_object(object),
+            records: wanted.records,
+        };
+        let counts = wanted.counts_events;
+        let since = since.as_ref();
+        let mut deleted =
+            Deleted::read(&backup, since, &until, &prefixes, range, &objects, counts)?;
+        let labels = wanted.labels;
+        deleted.keys.retain(|d| labels.match_seen(d.has_labels));
+        Ok((backup, deleted))
+    }
 }
 
 /// The fields before the list of deletions.
@@ -99,36 +168,16 @@ pub(super) struct DeletedJson<'a> {
 impl DeletedArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let keys = self.objects.keys()?;
-        let backup = self
-            .backup
-            .backup_at(self.until.unwrap_or_default(), cancel)?;
-        let request = |at| StateRequest {
-            at,
-            timeline: self.timeline.clone(),
-            or_newest: true,
-            or_before: true,
-        };
-        let (since, until) = (
-            self.since.map(request),
-            request(self.until.unwrap_or_default()),
-        );
-        let prefixes = self.select.names.etcd_prefixes();
-        let range = |resources: &[Resource]| {
-            let custom = resources.iter().filter(|r| r.is_custom).cloned();
-            let custom: Vec<Resource> = custom.collect();
-            Ok(self.select.keys(|_, _| Ok(custom.clone()), true)?.0)
-        };
-        let since = since.as_ref();
-        let counts = output == Output::Text && self.select.words.is_empty();
-        let objects = ObjectsRead {
+        let wanted = Wanted {
+            timeline: self.timeline.as_deref(),
+            select: &self.select,
+            labels: &self.labels,
             keys: &keys,
-            labels: &|object| self.labels.match_object(object),
+            records: false,
+            counts_events: output == Output::Text && self.select.words.is_empty(),
         };
-        let mut deleted =
-            Deleted::read(&backup, since, &until, &prefixes, range, &objects, counts)?;
-        deleted
-            .keys
-            .retain(|d| self.labels.match_seen(d.has_labels));
+        let (_, mut deleted) = self.span.read(&wanted, &self.backup, cancel)?;
+        let prefixes = self.select.names.etcd_prefixes();
         let names = KeyNames::new(std::mem::take(&mut deleted.resources), &prefixes);
         let mut out = Stream::new();
         let printed = match output {
@@ -198,14 +247,7 @@ impl DeletedArgs {
             .rfind(|(d, object)| d.owner.is_none() && !d.is_recreated && object.is_some());
         if let Some((d, Some(object))) = without_owner {
             text.line("To bring one back:");
-            // It is copied, so it is not wrapped.
-            let (object, before) = (object.to_string(), d.before.to_string());
-            let get = shell::command(["deltafold", "get", &object, "--revision", &before]);
-            let backup = self.backup.flags();
-            let backup = shell::command(backup.iter().map(String::as_str));
-            let get =
-                format!("  {get} \\\n    {backup} -o yaml --clean |\n    kubectl apply -f -\n");
-            text.drawing(get);
+            text.command(&recover::command_for(object, d.before, &self.backup));
         }
         render::to_text(&text, terminal::stdout_width())
     }

@@ -32,6 +32,7 @@ mod objects;
 mod parse;
 mod pin;
 mod print;
+mod recover;
 mod refusal;
 mod render;
 mod restore;
@@ -116,6 +117,7 @@ enum Command {
     Deleted(deleted::DeletedArgs),
     Explore(explore::ExploreArgs),
     Export(export::ExportArgs),
+    Recover(Box<recover::RecoverArgs>),
     Apply(apply::ApplyArgs),
     Verify(verify::VerifyArgs),
     Maintain(maintain::MaintainArgs),
@@ -143,7 +145,7 @@ enum Output {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 struct Global {
-    /// Output format: text or json; `get` has more
+    /// Output format: text or json; `get` has more, and `recover` has yaml
     #[arg(
         short,
         long,
@@ -199,6 +201,7 @@ pub fn main() -> ExitCode {
     };
     let output = match &cli.command {
         Command::Get(_) => Ok(cli.global.output.of_errors()),
+        Command::Recover(_) if cli.global.output == Format::Yaml => Ok(Output::Text),
         _ => cli.global.output.output(),
     };
     let output = match output {
@@ -292,6 +295,7 @@ fn run(cli: Cli, output: Output) -> Ended {
         Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Deleted(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Explore(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
+        Command::Recover(args) => with_signals(|cancel| args.run(cancel, format)),
         Command::Export(args) => with_signals(|cancel| args.run(cancel)),
         Command::Apply(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Verify(args) => with_signals(|cancel| args.run(cancel, output)),

@@ -8,7 +8,8 @@ use crate::ops::read::diff::Omitted;
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
 use crate::ops::report::Report;
 use crate::ops::{
-    apply, compact, copy, gc, list, maintain, restore, snapshot, status, store_check, verify,
+    apply, compact, copy, gc, list, maintain, recover, restore, snapshot, status, store_check,
+    verify,
 };
 use crate::telemetry::termination::Message;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
@@ -26,7 +27,7 @@ const MAX_DESCRIBED_NAMES: usize = 20;
 type Results = fn(&mut SchemaGenerator) -> Vec<Schema>;
 
 /// The commands that print JSON, by the names of their schemas.
-const COMMANDS: [(&str, Results); 20] = [
+const COMMANDS: [(&str, Results); 21] = [
     ("apply", |g| vec![report::<apply::AppliedState>(g)]),
     ("compact", |g| vec![report::<compact::Compacted>(g)]),
     ("copy", |g| vec![report::<copy::CopiedBackup>(g)]),
@@ -55,6 +56,7 @@ const COMMANDS: [(&str, Results); 20] = [
     }),
     ("maintain", |g| vec![report::<maintain::Maintained>(g)]),
     ("pin", |g| vec![report::<gc::pin::PinnedChain>(g)]),
+    ("recover", |g| vec![report::<recover::RecoveredState>(g)]),
     ("restore", |g| vec![report::<restore::Restored>(g)]),
     ("snapshot", |g| vec![report::<snapshot::TakenSnapshots>(g)]),
     ("status", |g| vec![report::<status::BackupState>(g)]),

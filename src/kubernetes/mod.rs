@@ -3,6 +3,7 @@
 //! It knows nothing of the operator's resources.
 
 pub mod lease;
+pub mod live_objects;
 pub mod snapshot_leases;
 mod user_client;
 

@@ -57,6 +57,16 @@ impl UserClient {
         &self.namespace
     }
 
+    /// Returns the URL of the API server.
+    pub(super) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Returns the underlying client.
+    pub(super) fn inner(&self) -> kube::Client {
+        self.client.clone()
+    }
+
     /// Returns the API for objects of a kind in the namespace.
     pub fn api<K>(&self) -> Api<K>
     where

@@ -26,6 +26,8 @@ pub enum KeyRange {
         roots: BTreeSet<Vec<u8>>,
         /// The namespace.
         name: Vec<u8>,
+        /// Whether the key of the namespace itself belongs to it, too.
+        itself: bool,
     },
 }
 
@@ -41,6 +43,14 @@ impl KeyRange {
             }
         }
         KeyRange::Prefixes(kept)
+    }
+
+    /// Adds the key of the namespace itself to those of a namespace.
+    pub fn with_its_namespace(mut self) -> Self {
+        if let KeyRange::Namespace { itself, .. } = &mut self {
+            *itself = true;
+        }
+        self
     }
 
     /// Returns the last key or prefix; `None` for every key.
@@ -66,7 +76,11 @@ impl KeyRange {
                 let last = up_to_key.next_back();
                 last.is_some_and(|prefix| key.starts_with(prefix))
             }
-            KeyRange::Namespace { roots, name } => {
+            KeyRange::Namespace {
+                roots,
+                name,
+                itself,
+            } => {
                 let below = |root: &Vec<u8>| key.strip_prefix(&root[..])?.strip_prefix(b"/");
                 let parts = roots
                     .iter()
@@ -76,6 +90,7 @@ impl KeyRange {
                 match *parts {
                     [kind, namespace, _] => namespace == name && !kind.contains(&b'.'),
                     [_, _, namespace, _] => namespace == name,
+                    [kind, namespace] => *itself && kind == b"namespaces" && namespace == name,
                     _ => false,
                 }
             }
@@ -107,6 +122,7 @@ mod tests {
         let namespace = KeyRange::Namespace {
             roots: [b"/registry".to_vec()].into(),
             name: b"shop".to_vec(),
+            itself: false,
         };
         for key in [
             "pods/shop/a",

@@ -17,7 +17,7 @@ pub mod key;
 mod protobuf;
 pub mod reference;
 pub mod resource;
-mod rules;
+pub mod rules;
 pub mod selector;
 mod table;
 pub mod yaml;
@@ -137,6 +137,35 @@ pub struct Object {
     pub unknown_fields: usize,
 }
 
+/// An owner of an object: it is in the same namespace, or in none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// The API version.
+    pub api_version: String,
+    /// The kind, such as `ReplicaSet`.
+    pub kind: String,
+    /// The name.
+    pub name: String,
+    /// The UID.
+    pub uid: String,
+    /// Whether the owner controls the object.
+    pub is_controller: bool,
+}
+
+impl Owner {
+    /// Returns the owner of an element of `ownerReferences`; `None` if it lacks a name.
+    fn of(reference: &Value) -> Option<Self> {
+        let text = |field: &str| Some(reference.get(field)?.as_str()?.to_owned());
+        Some(Owner {
+            api_version: text("apiVersion").unwrap_or_default(),
+            kind: text("kind")?,
+            name: text("name")?,
+            uid: text("uid").unwrap_or_default(),
+            is_controller: reference.get("controller") == Some(&Value::Bool(true)),
+        })
+    }
+}
+
 impl Object {
     /// Decodes a value of etcd. The object has no resource version.
     ///
@@ -185,10 +214,7 @@ impl Object {
         let Value::Object(json) = json else {
             return Err(NotDecoded::NoObject);
         };
-        let mut object = Object {
-            json,
-            unknown_fields: 0,
-        };
+        let mut object = Object::from_json(json);
         if let (Detail::WithoutManagers, Some(metadata)) = (detail, object.metadata()) {
             metadata.remove("managedFields");
         }
@@ -240,6 +266,45 @@ impl Object {
 
     fn metadata(&mut self) -> Option<&mut Map<String, Value>> {
         self.json.get_mut("metadata")?.as_object_mut()
+    }
+
+    /// An object that an API server returned.
+    pub fn from_json(json: Map<String, Value>) -> Self {
+        Object {
+            json,
+            unknown_fields: 0,
+        }
+    }
+
+    /// Sets the references to owners.
+    pub fn set_owners(&mut self, references: Vec<Value>) {
+        if let Some(metadata) = self.metadata() {
+            metadata.insert("ownerReferences".to_owned(), references.into());
+        }
+    }
+
+    /// Returns a field of the metadata that is text; empty if there is none.
+    pub fn metadata_text(&self, field: &str) -> &str {
+        let metadata = self.json.get("metadata");
+        let value = metadata.and_then(|m| m.get(field));
+        value.and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Returns whether the object is about to be deleted: it has a deletionTimestamp.
+    pub fn is_terminating(&self) -> bool {
+        !self.metadata_text("deletionTimestamp").is_empty()
+    }
+
+    /// Returns the owners; the one that controls the object comes first.
+    pub fn owners(&self) -> Vec<Owner> {
+        let owners = self
+            .json
+            .get("metadata")
+            .and_then(|m| m.get("ownerReferences"));
+        let owners = owners.and_then(Value::as_array).into_iter().flatten();
+        let mut owners: Vec<Owner> = owners.filter_map(Owner::of).collect();
+        owners.sort_by_key(|owner| !owner.is_controller);
+        owners
     }
 
     /// Replaces the values of a Secret by their sizes, and hides its annotations: those of kubectl, kapp and other tools

@@ -284,6 +284,7 @@ impl Names<'_> {
             Some(namespace) => KeyRange::Namespace {
                 roots: roots.collect(),
                 name: namespace.as_bytes().to_vec(),
+                itself: false,
             },
             None => KeyRange::prefixes(roots.map(|root| [&root[..], b"/"].concat())),
         }

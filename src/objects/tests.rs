@@ -222,6 +222,60 @@ fn values_of_secrets_are_hidden() {
 }
 
 #[test]
+fn the_guide_has_the_rules() {
+    let guide = include_str!("../../docs/guides/deleted-object.md");
+    let flowing = guide.replace('\n', " ");
+    let mut lines = Vec::new();
+    for (kind, why) in rules::NEVER {
+        lines.push(format!("| {kind} | {why} |"));
+    }
+    for rule in rules::RULES.iter().filter(|rule| !rule.why.is_empty()) {
+        let kind = if rule.kind.is_empty() {
+            "all"
+        } else {
+            rule.kind
+        };
+        lines.push(format!(
+            "| {kind} | `{}` | {} |",
+            rule.path.join("."),
+            rule.why
+        ));
+    }
+    let owned = rules::MADE_BY_OWNER
+        .iter()
+        .map(|kind| kind.split('.').next().unwrap());
+    lines.push(owned.collect::<Vec<_>>().join(", "));
+    for line in lines {
+        assert!(
+            flowing.contains(&line),
+            "docs/guides/deleted-object.md lacks: {line}"
+        );
+    }
+}
+
+#[test]
+fn addresses_of_services_are_forgotten() {
+    let mut service = object(json!({
+        "apiVersion": "v1", "kind": "Service", "spec": {
+            "clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "healthCheckNodePort": 30001,
+            "ports": [{"port": 80, "nodePort": 30000}],
+        },
+    }));
+    assert!(service.forget_addresses());
+    assert_eq!(service.json["spec"], json!({"ports": [{"port": 80}]}));
+    assert!(!service.forget_addresses());
+    let spec = json!({"clusterIP": "None", "clusterIPs": ["None"]});
+    let mut headless = object(json!({"apiVersion": "v1", "kind": "Service", "spec": spec}));
+    assert!(!headless.forget_addresses());
+    assert_eq!(headless.json["spec"], spec);
+    // Knative's.
+    let mut other = object(
+        json!({"apiVersion": "serving.knative.dev/v1", "kind": "Service", "spec": {"clusterIP": "a"}}),
+    );
+    assert!(!other.forget_addresses());
+}
+
+#[test]
 fn a_definition_of_v1beta1_becomes_one_of_v1() {
     let schema =
         json!({"openAPIV3Schema": {"type": "object", "properties": {"a": {"type": "string"}}}});

@@ -15,6 +15,7 @@ pub mod maintain;
 pub mod options;
 pub mod plain_target;
 pub mod read;
+pub mod recover;
 pub mod report;
 pub mod restore;
 pub mod schedule;

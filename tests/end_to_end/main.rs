@@ -18,6 +18,7 @@ mod manifests;
 mod more_servers;
 mod packages;
 mod privileges;
+mod recovered_objects;
 mod restored_kubernetes;
 mod rights;
 mod snapshot_leases;

@@ -19,10 +19,10 @@ use std::time::Duration;
 const NAMESPACE: &str = "default";
 
 /// The resources of an API server: plural and whether they have a namespace, by API version and kind.
-struct Resources(BTreeMap<(String, String), (String, bool)>);
+pub struct Resources(BTreeMap<(String, String), (String, bool)>);
 
 impl Resources {
-    async fn of(api: &Api) -> Self {
+    pub async fn of(api: &Api) -> Self {
         let mut versions = vec!["v1".to_owned()];
         let groups = api.must(Method::GET, "/apis", None).await;
         for group in groups["groups"].as_array().unwrap() {
@@ -48,7 +48,7 @@ impl Resources {
     }
 
     /// The path of all objects of this one's kind in its namespace; `None` if the server does not serve the kind.
-    fn collection(&self, object: &Value) -> Option<String> {
+    pub fn collection(&self, object: &Value) -> Option<String> {
         let text = |field: &str| object[field].as_str().unwrap().to_owned();
         let (plural, namespaced) = self.0.get(&(text("apiVersion"), text("kind")))?;
         let root = root(&text("apiVersion"));
@@ -62,7 +62,7 @@ impl Resources {
         })
     }
 
-    fn path(&self, object: &Value) -> Option<String> {
+    pub fn path(&self, object: &Value) -> Option<String> {
         let name = object["metadata"]["name"].as_str()?;
         Some(format!("{}/{name}", self.collection(object)?))
     }
@@ -114,7 +114,7 @@ async fn create_widget(api: &Api) -> Value {
     widget
 }
 
-async fn take_full(etcd: &Etcd, store: &Path) {
+pub async fn take_full(etcd: &Etcd, store: &Path) {
     let mut full = deltafold();
     full.args([
         "snapshot",
@@ -432,7 +432,7 @@ async fn the_deleted_config_map_is_brought_back() {
     );
     assert!(ran.status.success(), "{stdout}\n{stderr}");
     let advice = format!(
-        "deltafold get configmap/shop/settings --revision {} \\\n    --store {} -o yaml --clean |\n    kubectl apply -f -",
+        "deltafold recover configmap/shop/settings --revision {} --store {}",
         deleted - 1,
         store.display()
     );

@@ -508,14 +508,23 @@ fn deleted_takes_labels_and_a_namespace_that_is_gone_is_told() {
             "{stderr}"
         );
         let command = stderr
-            .split("what was in it: deltafold get ")
+            .split("to bring it back: deltafold recover ")
             .nth(1)
             .unwrap();
         let (command, _) = command.split_once(" --store").unwrap();
-        let words: Vec<&str> = command.split(' ').collect();
-        let (_, printed, stderr) = get(&words);
-        let printed = String::from_utf8(printed).unwrap();
-        assert!(printed.contains("settings"), "{printed}{stderr}");
+        let out = deltafold()
+            .arg("recover")
+            .args(command.split(' '))
+            .args(["-o", "yaml", "--store"])
+            .arg(&history)
+            .output()
+            .unwrap();
+        let printed = String::from_utf8(out.stdout).unwrap();
+        assert!(printed.contains("name: settings"), "{printed}{stderr}");
+        assert!(
+            printed.starts_with("---\napiVersion: v1\nkind: Namespace\n"),
+            "{printed}"
+        );
     }
     let (_, _, stderr) = get(&["cm", "-n", "never"]);
     assert!(!stderr.contains("was deleted"), "{stderr}");

@@ -365,13 +365,16 @@ impl Apiserver {
     }
 }
 
-/// The controllers of Kubernetes that Jobs, their Pods and owned objects need.
-const CONTROLLERS: [&str; 9] = [
+/// The controllers of Kubernetes that Jobs, their Pods, owned objects and claims need.
+const CONTROLLERS: [&str; 12] = [
     "cronjob-controller",
     "deployment-controller",
     "garbage-collector-controller",
     "job-controller",
     "namespace-controller",
+    "persistentvolume-binder-controller",
+    "persistentvolume-protection-controller",
+    "persistentvolumeclaim-protection-controller",
     "replicaset-controller",
     "resourcequota-controller",
     "serviceaccount-controller",

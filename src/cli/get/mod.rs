@@ -9,20 +9,18 @@ pub use table::table;
 
 use super::format::Format;
 use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
+use super::recover::Lost;
 use super::stream::Stream;
 use super::{BackupArgs, Ended, text};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
-use crate::base::printable;
-use crate::base::shell;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
-use crate::objects::key::ObjectKey;
+use crate::objects::key::{EtcdPrefixes, ObjectKey};
 use crate::objects::reference::Selection;
-use crate::objects::resource::{KeyNames, Resource};
+use crate::objects::resource::Resource;
 use crate::objects::{EncryptionKeys, yaml};
 use crate::ops::options::StateOptions;
-use crate::ops::read::deleted::{NO_DELETION, last_deletion};
 use crate::ops::read::json::KeyWithRecord;
 use crate::ops::read::{self, Got, Keys};
 use crate::prefix::Context;
@@ -52,9 +50,9 @@ Examples:
   Show its value at noon:
       deltafold get /registry/configmaps/default/settings --store s3://backups/etcd-main \\
           --time 2026-11-20T12:00:00Z
-  Bring a deleted ConfigMap back:
+  Write a ConfigMap so that kubectl apply takes it:
       deltafold get configmap/default/settings --store s3://backups/etcd-main \\
-          --time '1h ago' -o yaml --clean | kubectl apply -f -
+          --time '1h ago' -o yaml --clean
   Show the Pods of a namespace as they were at noon, as kubectl does:
       deltafold get pods -n shop --store s3://backups/etcd-main --time 12:00
   Show how many replicas a Deployment had:
@@ -140,6 +138,7 @@ impl GetArgs {
             format,
             keys: self.objects.keys()?,
             backup: &backup,
+            prefixes: self.select.names.etcd_prefixes(),
         };
         text::log_time(&self.state.point);
         let mut out = Stream::new();
@@ -159,6 +158,8 @@ struct Printer<'a> {
     /// What opens objects that an API server has encrypted.
     keys: EncryptionKeys,
     backup: &'a BackupLocation,
+    /// What the keys of API servers begin with.
+    prefixes: EtcdPrefixes,
 }
 
 impl Printer<'_> {
@@ -173,7 +174,7 @@ impl Printer<'_> {
         if select.words.is_empty() {
             return self.print_prefixes(ctx, source, out);
         }
-        let prefixes = &select.names.etcd_prefixes();
+        let prefixes = &self.prefixes;
         let names = select.named(prefixes, false);
         let built_in = names.select(|_| Ok(Vec::new()));
         let mut no_key = None;
@@ -264,31 +265,21 @@ impl Printer<'_> {
             ));
         }
         let range = KeyRange::Keys(keys.iter().cloned().collect());
-        let advice = match last_deletion(self.backup, scan, source, &range, &self.keys) {
-            Err(e) => return e,
-            Ok(None) => NO_DELETION.to_owned(),
-            Ok(Some(deleted)) => {
-                let prefixes = &self.args.select.names.etcd_prefixes();
-                let names = KeyNames::new(Resource::built_in(), prefixes);
-                let object = names.object(&deleted.key);
-                let (what, end) = match object {
-                    Some(_) => ("bring it back", " -o yaml --clean | kubectl apply -f -"),
-                    None => ("see it as it was before", ""),
-                };
-                let object = object.map(|object| object.to_string());
-                let key = object.or_else(|| String::from_utf8(deleted.key.clone()).ok());
-                let before = deleted.before.to_string();
-                let backup = self.args.backup.flags();
-                let mut command = vec!["deltafold", "get", "--revision", &before];
-                command.extend(backup.iter().map(String::as_str).chain(key.as_deref()));
-                format!(
-                    "it was {}; to {what}: {}{end}",
-                    deleted.deletion,
-                    shell::command(command)
-                )
-            }
-        };
-        e.reason().error(format!("{e}: {advice}"))
+        match self.lost(scan, source).keys(&range) {
+            Err(e) => e,
+            Ok(advice) => e.reason().error(format!("{e}: {advice}")),
+        }
+    }
+
+    fn lost<'a>(&'a self, scan: Option<&'a Scan>, source: &'a State) -> Lost<'a> {
+        Lost {
+            args: &self.args.backup,
+            backup: self.backup,
+            scan,
+            state: source,
+            prefixes: &self.prefixes,
+            keys: &self.keys,
+        }
     }
 
     /// Prints the objects of these kinds in a range.
@@ -309,41 +300,14 @@ impl Printer<'_> {
             self.print_keys(ctx, source, &mut keys, &mut BTreeSet::new(), out)?
         };
         match &self.args.select.names.namespace {
-            Some(namespace) if !has_objects => self.warn_of_gone(scan, source, namespace),
+            Some(namespace) if !has_objects => {
+                if let Some(gone) = self.lost(scan, source).namespace(namespace)? {
+                    tracing::warn!("{gone}");
+                }
+                Ok(())
+            }
             _ => Ok(()),
         }
-    }
-
-    /// Says when a namespace in which nothing was found was deleted, and what shows it as it was before.
-    fn warn_of_gone(&self, scan: Option<&Scan>, source: &State, namespace: &str) -> Result<()> {
-        let prefixes = self.args.select.names.etcd_prefixes();
-        let keys = prefixes
-            .iter()
-            .map(|p| format!("{p}/namespaces/{namespace}"));
-        let keys = KeyRange::Keys(keys.map(String::into_bytes).collect());
-        let deleted = last_deletion(self.backup, scan, source, &keys, &self.keys)?;
-        if let Some(deleted) = deleted.filter(|deleted| !deleted.is_recreated) {
-            let before = deleted.before.to_string();
-            let words = self
-                .args
-                .select
-                .words
-                .iter()
-                .map(|word| word.to_string_lossy());
-            let words: Vec<_> = words.collect();
-            let backup = self.args.backup.flags();
-            let mut command = vec!["deltafold", "get"];
-            command.extend(words.iter().map(AsRef::as_ref));
-            command.extend(["-n", namespace, "--revision", &before]);
-            command.extend(backup.iter().map(String::as_str));
-            tracing::warn!(
-                "the namespace {} was {}; to see what was in it: {}",
-                printable::line(namespace),
-                deleted.deletion,
-                shell::command(command)
-            );
-        }
-        Ok(())
     }
 
     /// Prints the first of these keys that exists.

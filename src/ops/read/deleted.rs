@@ -3,9 +3,9 @@
 //! The changes of the span are read once, beside what existed before it, which tells what a deletion that no snapshot
 //! records took away.
 
-use super::kinds;
 use super::stream::{Collector, KeyChange, KeyVersion, VersionStream};
 use super::versions::{Coverage, known_before, read_between};
+use super::{check_size, kinds};
 use crate::backup::chain::RevisionRange;
 use crate::base::opt::{REVISION, SINCE, TIME};
 use crate::base::time::{rfc3339, utc};
@@ -74,6 +74,8 @@ pub struct DeletedKey {
     pub has_labels: Option<bool>,
     /// Whether the key exists again at the end of the span.
     pub is_recreated: bool,
+    /// Its record as it was before, if records are read; empty if no snapshot holds it.
+    pub record: Vec<u8>,
 }
 
 /// The owner of an object.
@@ -92,6 +94,8 @@ pub struct ObjectsRead<'a> {
     pub keys: &'a EncryptionKeys,
     /// Whether an object has the labels that are asked for.
     pub labels: &'a (dyn Fn(&Map<String, Value>) -> bool + Sync),
+    /// Whether the records themselves are kept.
+    pub records: bool,
 }
 
 /// The deletions of a span, in the order of their revisions; those without one come first.
@@ -110,6 +114,8 @@ pub struct Deleted {
     pub keys: Vec<DeletedKey>,
     /// Number of deleted Events that are not among the keys.
     pub events: u64,
+    /// The state at the second point.
+    pub state: State,
     /// Warnings for the report.
     pub warnings: Vec<String>,
 }
@@ -189,7 +195,7 @@ impl Deleted {
             revisions: (after.next(), last),
         };
         let mut found = span.read(&range, Some(objects), false)?;
-        let (mut deleted, mut events) = (Vec::new(), 0);
+        let (mut deleted, mut events, mut bytes) = (Vec::new(), 0, 0);
         let names = KeyNames::new(Resource::built_in().filter(is_event), prefixes);
         while let Some(key) = found.next()? {
             ctx.store.cancel().check()?;
@@ -198,6 +204,8 @@ impl Deleted {
                 events += 1;
                 continue;
             }
+            bytes += key.record.len();
+            check_size(bytes)?;
             deleted.push(key);
             if deleted.len() > MAX_DELETED {
                 return Err(Reason::TooLarge.error(format!(
@@ -214,6 +222,7 @@ impl Deleted {
             to: last,
             timeline: to.timeline_id().map(str::to_owned),
             missing: coverage.missing_in((first.next(), last)),
+            state: to,
             resources,
             keys: deleted,
             events,
@@ -261,8 +270,15 @@ impl Span<'_> {
         is_tolerant: bool,
     ) -> Result<DeletedKeys> {
         let digest = |kv: &KeyValue<'_>, out: &mut Vec<u8>| match objects {
-            Some(objects) => serde_json::to_writer(out, &Seen::of(kv, objects))
-                .map_err(|e| Error::internal(format!("an object's digest cannot be written: {e}"))),
+            Some(objects) => {
+                serde_json::to_writer(&mut *out, &Seen::of(kv, objects)).map_err(|e| {
+                    Error::internal(format!("an object's digest cannot be written: {e}"))
+                })?;
+                if objects.records {
+                    kv.encode(out);
+                }
+                Ok(())
+            }
             None => Ok(()),
         };
         let ctx = self.backup.context();
@@ -303,15 +319,30 @@ struct Seen {
     has_labels: Option<bool>,
     /// Whether it has a deletionTimestamp.
     is_terminating: bool,
+    /// The record, if it is kept: it follows what is JSON.
+    #[serde(skip)]
+    record: Vec<u8>,
 }
 
 impl Seen {
+    fn decode(digest: &[u8]) -> Result<Self> {
+        let mut json = serde_json::Deserializer::from_slice(digest).into_iter::<Seen>();
+        let Some(seen) = json.next() else {
+            return Ok(Seen::default());
+        };
+        let mut seen = seen
+            .map_err(|e| Error::internal(format!("an object's digest cannot be read back: {e}")))?;
+        seen.record = digest[json.byte_offset()..].to_vec();
+        Ok(seen)
+    }
+
     fn of(kv: &KeyValue<'_>, objects: &ObjectsRead<'_>) -> Self {
         match Object::of_record_with(kv, objects.keys, Detail::WithoutManagers) {
             Ok(object) => Seen {
                 owner: owner_in(&object),
                 has_labels: Some((objects.labels)(&object.json)),
-                is_terminating: is_terminating(&object),
+                is_terminating: object.is_terminating(),
+                record: Vec::new(),
             },
             Err(e) => Seen {
                 has_labels: (!matches!(e, NotDecoded::Encrypted { .. })).then_some(false),
@@ -429,15 +460,13 @@ impl Life {
         let revision = version.revision;
         let (recorded, last) = match version.change {
             KeyChange::Put(digest) => {
-                let seen = match digest {
-                    [] => Seen::default(),
-                    digest => serde_json::from_slice(digest).map_err(|e| {
-                        Error::internal(format!("an object's digest cannot be read back: {e}"))
-                    })?,
-                };
+                let mut seen = Seen::decode(digest)?;
                 let since = existed.as_ref().and_then(|e| e.terminating);
                 let since = since.unwrap_or(revision);
-                let before = existed.filter(|_| seen.is_terminating);
+                let mut before = existed.filter(|_| seen.is_terminating);
+                if let Some(before) = &mut before {
+                    seen.record = std::mem::take(&mut before.seen.record);
+                }
                 self.exists = Some(Existing {
                     put: before.map_or(revision, |e| e.put),
                     terminating: seen.is_terminating.then_some(since),
@@ -467,6 +496,7 @@ impl Life {
             owner: seen.owner,
             has_labels: seen.has_labels,
             is_recreated: false,
+            record: seen.record,
         });
         Ok(())
     }
@@ -518,8 +548,12 @@ pub(crate) fn last_deletion(
         revisions: (Revision(1), state.revision),
     };
     let labels = &|_: &Map<String, Value>| true;
-    span.dates(range, Some(&ObjectsRead { keys, labels }))?
-        .last()
+    let objects = ObjectsRead {
+        keys,
+        labels,
+        records: false,
+    };
+    span.dates(range, Some(&objects))?.last()
 }
 
 /// Returns advice for keys that a state does not have: when they were deleted, and how to get the state before.
@@ -546,18 +580,10 @@ pub(crate) fn owner_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Owner
     owner_in(&Object::of_record_with(kv, keys, Detail::WithoutManagers).ok()?)
 }
 
-fn is_terminating(object: &Object) -> bool {
-    let metadata = object.json.get("metadata");
-    metadata.is_some_and(|m| m.get("deletionTimestamp").is_some_and(|at| !at.is_null()))
-}
-
 fn owner_in(object: &Object) -> Option<Owner> {
-    let owners = object.json.get("metadata")?.get("ownerReferences")?;
-    let owners = owners.as_array()?;
-    let controller = owners.iter().find(|owner| owner["controller"] == true);
-    let owner = controller.or(owners.first())?;
+    let owner = object.owners().into_iter().next()?;
     Some(Owner {
-        kind: owner.get("kind")?.as_str()?.to_owned(),
-        name: owner.get("name")?.as_str()?.to_owned(),
+        kind: owner.kind,
+        name: owner.name,
     })
 }

@@ -32,6 +32,20 @@ const SORT_BUFFER_BYTES: usize = 16 << 20;
 const BATCH: usize = 1000;
 const BATCH_BYTES: usize = 4 << 20;
 
+/// The most bytes of records that are held in memory.
+const MAX_HELD_BYTES: usize = 256 << 20;
+
+/// Refuses more records than can be held in memory.
+pub(crate) fn check_size(bytes: usize) -> Result<()> {
+    if bytes <= MAX_HELD_BYTES {
+        return Ok(());
+    }
+    Err(Reason::TooLarge.error(format!(
+        "these are objects of more than {} MiB: give one namespace or kind after the other",
+        MAX_HELD_BYTES >> 20
+    )))
+}
+
 /// The live keys of a state, sorted by their bytes.
 #[derive(Debug)]
 pub struct Keys(Sorted);

@@ -19,7 +19,7 @@ use std::sync::Mutex;
 pub(crate) type Digest<'d> = &'d (dyn Fn(&KeyValue<'_>, &mut Vec<u8>) -> Result<()> + Sync);
 
 /// Keeps the whole record.
-pub(super) const RECORD: Digest<'static> = &|kv, out| {
+pub(crate) const RECORD: Digest<'static> = &|kv, out| {
     kv.encode(out);
     Ok(())
 };
