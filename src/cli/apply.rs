@@ -2,50 +2,51 @@
 //!
 //! The operation itself is `ops::apply`.
 
+use super::deleted::{SpanArgs, Wanted};
 use super::endpoints::EndpointArgs;
-use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
-use super::render::{Blocks, Render};
-use super::{BackupArgs, Ended, Output, print, print_report};
+use super::render::{Blocks, Cell, Render, Row};
+use super::{BackupArgs, Ended, Output, print, print_report, text};
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::error::{Error, Reason, Result};
+use crate::etcd::client::Client;
 use crate::etcd::diff::BackupKey;
-use crate::mvcc::KeyRange;
+use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::EncryptionKeys;
+use crate::objects::key::EtcdPrefixes;
 use crate::ops::apply::{
-    AppliedState, Difference, DifferenceKind, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options, run,
+    AppliedState, Difference, DifferenceKind, KeyName, MAX_REQUEST_BYTES, MAX_TXN_OPS, Options,
+    Transaction, run,
 };
 use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
 use crate::ops::read::deleted::deletion_advice;
 use crate::ops::report::{Report, Status};
-use crate::prefix::open::{BackupLocation, State};
 use crate::prefix::set_aside::{Purpose, decide_again};
 use clap::Args;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-/// Write part of a backup, such as a deleted namespace, back into a live etcd
+/// Write keys of a backup back into a live etcd
 ///
-/// The keys are those of the objects that are named, or those of --prefix or --exact-key. Without --execute, apply only
-/// compares the keys and shows the differences. With --execute, it puts the keys that are missing in etcd or have
-/// another value there. A key that changed since the comparison is
-/// skipped and reported; all other keys are written. Live keys that the backup does not have are deleted
-/// only with --delete-extra.
-///
-/// In Kubernetes, API servers and controllers see the writes like any other change. Values are copied
-/// byte for byte, including protobuf and encrypted values, so the API servers must be able to read them.
-/// Owner references are not checked: Kubernetes deletes a restored object again if its owner is gone.
+/// For an etcd without Kubernetes: objects of Kubernetes come back through its API server, with `deltafold recover`.
+/// Without --execute, apply only compares the keys and shows the differences. With --execute, it puts the keys that are
+/// missing in etcd or have another value there. A key that changed since the comparison is skipped and reported; all
+/// other keys are written. Live keys that the backup does not have are deleted only with --delete-extra. Values are
+/// copied byte for byte.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
+#[command(
+    mut_arg("revision", |a| a.conflicts_with("deleted")),
+    mut_arg("time", |a| a.conflicts_with("deleted")),
+    after_long_help = "\
 Examples:
-  Show what would change of a ConfigMap:
-      deltafold apply configmap/payments/limits --store s3://backups/etcd-main \\
+  Show what would change below a prefix:
+      deltafold apply --prefix /app/ --store s3://backups/etcd-main \\
           --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key
-  Write all objects of a namespace back as they were at noon:
-      deltafold apply -n payments --store s3://backups/etcd-main --time 2026-11-20T12:00:00Z \\
+  Put back just what was deleted between two moments and is not there now:
+      deltafold apply --deleted --since 14:00 --until 15:00 --store s3://backups/etcd-main \\
           --endpoints https://10.0.0.1:2379 --cacert ca.crt --cert client.crt --key client.key --execute
   Make the keys exactly those of a plain snapshot file, and delete all others with the prefix:
       deltafold apply --snapshot backup.db --prefix /app/ --endpoints http://127.0.0.1:2379 \\
@@ -60,12 +61,31 @@ Marks in the list:
 Exit codes: 0 on success, 75 if some keys changed in the meantime and were not written (run the command \
 again). docs/exit-codes.md lists all others.")]
 pub(super) struct ApplyArgs {
+    /// Keys with this prefix; an empty prefix means all keys; repeatable
+    ///
+    /// In the environment variable: one prefix per line.
+    #[arg(long, value_name = "P", value_delimiter = '\n', help_heading = "Keys")]
+    prefix: Vec<OsString>,
     /// This key alone; repeatable
     ///
     /// --key is another flag: the private key of the TLS client certificate. In the environment variable: one
     /// key per line.
-    #[arg(long, value_name = "KEY", value_delimiter = '\n', help_heading = "Keys", conflicts_with_all = ["prefix", "words", "namespace", "selector"])]
+    #[arg(
+        long,
+        value_name = "KEY",
+        value_delimiter = '\n',
+        help_heading = "Keys",
+        conflicts_with = "prefix"
+    )]
     exact_key: Vec<OsString>,
+    /// Put what was deleted from --since to --until and is not there now, each key as it was just before
+    #[arg(long, conflicts_with = "delete_extra", value_parser = yes_or_no)]
+    deleted: bool,
+    #[command(flatten)]
+    span: SpanArgs,
+    /// Also write keys of Kubernetes' API servers past these: without admission and owners, which are not looked at
+    #[arg(long, value_parser = yes_or_no)]
+    raw_kubernetes: bool,
     /// Write to etcd instead of only showing the differences
     #[arg(long, value_parser = yes_or_no)]
     execute: bool,
@@ -83,121 +103,133 @@ pub(super) struct ApplyArgs {
     #[command(flatten)]
     state: StateOptions,
     #[command(flatten)]
-    select: SelectArgs,
-    #[command(flatten)]
-    labels: LabelArgs,
-    #[command(flatten)]
-    objects: ObjectArgs,
-    #[command(flatten)]
     backup: BackupArgs,
 }
 
 impl ApplyArgs {
-    /// Checks that it is clear what is written and deleted: an unset shell variable must not delete all keys of an etcd.
-    fn check(&self) -> Result<()> {
+    /// Returns the keys, and those of each part that was asked for. It must be clear what is written and deleted: an unset
+    /// shell variable must not delete all keys of an etcd.
+    fn keys(&self) -> Result<(KeyRange, Vec<KeyRange>)> {
         let usage = |message| Err(Reason::Usage.error(message));
-        if !self.exact_key.is_empty() && self.exact_keys().is_empty() {
-            return usage(
-                "--exact-key is empty: give a key, such as /registry/configmaps/default/settings",
-            );
-        }
-        let is_labelled = self.labels.selector.is_some();
-        if !self.select.is_given() && self.exact_key.is_empty() && !is_labelled {
-            return usage(
-                "say what to apply: KIND/NAMESPACE/NAME, -n NAMESPACE for all in it, --prefix or --exact-key",
-            );
-        }
-        if self.delete_extra && self.select.prefix.iter().any(|p| p.is_empty()) {
-            return usage(
-                "--delete-extra with an empty --prefix would delete every key that the backup does not have: give a prefix, or restore the whole backup",
-            );
-        }
-        if self.delete_extra && is_labelled {
-            return usage(
-                "--delete-extra and --selector do not go together: the backup does not know the labels of other objects",
-            );
-        }
-        Ok(())
-    }
-
-    /// The keys of --exact-key. In the environment variable, a line may be empty.
-    fn exact_keys(&self) -> BTreeSet<Vec<u8>> {
+        // In the environment variable, a line may be empty.
         let exact = self.exact_key.iter().map(|key| key.as_bytes().to_vec());
-        exact.filter(|key| !key.is_empty()).collect()
-    }
-
-    /// The keys to apply, and the parts that were asked for.
-    fn keys_in(
-        &self,
-        backup: &BackupLocation,
-        source: &State,
-        keys: &EncryptionKeys,
-    ) -> Result<(KeyRange, Vec<KeyRange>)> {
-        let exact = self.exact_keys();
+        let exact: BTreeSet<Vec<u8>> = exact.filter(|key| !key.is_empty()).collect();
+        if !self.exact_key.is_empty() && exact.is_empty() {
+            return usage("--exact-key is empty: give a key, such as /app/settings");
+        }
         if !exact.is_empty() {
             let parts = exact.iter().cloned().map(KeyRange::Key).collect();
             return Ok((KeyRange::Keys(exact), parts));
         }
-        let (range, parts) = self.select.keys_in(backup, source, false)?;
-        if self.labels.selector.is_none() {
-            return Ok((range, parts));
+        if self.prefix.is_empty() && !self.deleted {
+            return usage(
+                "say what to apply: --prefix, --exact-key or --deleted; objects of Kubernetes come back with `deltafold recover`",
+            );
         }
-        // The other objects of the range are neither compared nor read from etcd.
-        let mut all = Keys::read(backup.context(), source, range)?;
-        let mut matching = BTreeSet::new();
-        while all.advance()? {
-            let kv = all.current()?;
-            if self.labels.match_one([&kv], keys) {
-                matching.insert(kv.key.to_vec());
-            }
+        if self.delete_extra && self.prefix.iter().any(|p| p.is_empty()) {
+            return usage(
+                "--delete-extra with an empty --prefix would delete every key that the backup does not have: give a prefix, or restore the whole backup",
+            );
         }
-        self.labels.end(!self.select.words.is_empty())?;
-        if matching.is_empty() {
-            return Err(Reason::KeyNotFound.error(format!(
-                "no object has these labels at revision {}",
-                source.revision
-            )));
+        if self.prefix.is_empty() {
+            return Ok((KeyRange::All, Vec::new()));
         }
-        Ok((KeyRange::Keys(matching), Vec::new()))
+        let prefixes = self.prefix.iter().map(|p| p.as_bytes().to_vec());
+        let parts = prefixes.clone().map(KeyRange::Prefix).collect();
+        Ok((KeyRange::prefixes(prefixes), parts))
     }
 
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
-        self.check()?;
-        let object_keys = self.objects.keys()?;
+        let (keys, parts) = self.keys()?;
         // Connect first: it fails faster than reading the backup.
         let client = self.live.connect(cancel).map_err(with_exact_key)?;
-        let backup = self.backup.backup_at(self.state.request().at, cancel)?;
-        let ctx = backup.context();
-        let (source, scan, (keys, parts), mut wanted) =
-            decide_again([ctx], Purpose::Restore, || {
-                let (source, scan) = backup.open_with_scan(&self.state.request())?;
-                let keys = self.keys_in(&backup, &source, &object_keys)?;
-                let wanted = Keys::read(ctx, &source, keys.0.clone())?;
-                Ok((source, scan, keys, wanted))
-            })?;
-        let options = Options {
+        let mut options = Options {
             keys,
             parts,
-            revision: source.revision,
+            revision: Revision(0),
             execute: self.execute,
             delete_extra: self.delete_extra,
+            only_missing: self.deleted,
+            raw_kubernetes: self.raw_kubernetes,
             max_txn_ops: self.max_txn_ops as usize,
             max_request_bytes: self.max_request_bytes as usize,
         };
+        let mut tell = |difference: &Difference| match output {
+            Output::Text if !self.deleted => print(&line(difference)),
+            _ => Ok(()),
+        };
+        if self.deleted {
+            return self.put_deleted(&client, cancel, options, &mut tell, output);
+        }
+        let backup = self.backup.backup_at(self.state.request().at, cancel)?;
+        let ctx = backup.context();
+        let (source, scan, mut wanted) = decide_again([ctx], Purpose::Restore, || {
+            let (source, scan) = backup.open_with_scan(&self.state.request())?;
+            let wanted = Keys::read(ctx, &source, options.keys.clone())?;
+            Ok((source, scan, wanted))
+        })?;
+        options.revision = source.revision;
         let mut report = run(
             &client,
             cancel,
             &options,
             |each| visit_keys(&mut wanted, each),
-            &mut |difference| match output {
-                Output::Json => Ok(()),
-                Output::Text => print(&line(difference)),
+            &mut tell,
+            |absent| {
+                deletion_advice(
+                    &backup,
+                    scan.as_ref(),
+                    &source,
+                    &absent,
+                    &EncryptionKeys::default(),
+                )
             },
-            |absent| deletion_advice(&backup, scan.as_ref(), &source, &absent, &object_keys),
         );
         let backup_warnings = source.warnings.iter().cloned();
         report.warnings.splice(0..0, backup_warnings);
         report.as_of = self.state.point.time;
+        print_report(output, report)
+    }
+
+    /// Puts what was deleted in a span.
+    fn put_deleted(
+        &self,
+        client: &Client,
+        cancel: &Cancel,
+        mut options: Options,
+        tell: &mut dyn FnMut(&Difference) -> Result<()>,
+        output: Output,
+    ) -> Ended {
+        let wanted = Wanted {
+            timeline: self.state.timeline.as_deref(),
+            range: &|_| Ok(options.keys.clone()),
+            labels: None,
+            prefixes: &EtcdPrefixes::new(None),
+            keys: &EncryptionKeys::default(),
+            records: true,
+            counts_events: false,
+        };
+        let (_, mut deleted) = self.span.read(&wanted, &self.backup, cancel)?;
+        let known = deleted.keys.len();
+        let transactions = Transaction::of(&deleted.keys);
+        deleted.keys.retain(|d| !d.record.is_empty());
+        if deleted.keys.len() < known {
+            deleted.warnings.push(format!(
+                "{} were deleted whose values no snapshot holds",
+                count((known - deleted.keys.len()) as u64, "key")
+            ));
+        }
+        deleted.keys.sort_by(|a, b| a.key.cmp(&b.key));
+        options.revision = deleted.to;
+        options.parts.clear();
+        options.keys = KeyRange::Keys(deleted.keys.iter().map(|d| d.key.clone()).collect());
+        let visit = |each: &mut dyn FnMut(BackupKey<'_>) -> Result<()>| {
+            let mut records = deleted.keys.iter();
+            records.try_for_each(|d| each(backup_key(&KeyValue::decode(&d.record)?)))
+        };
+        let mut report = run(client, cancel, &options, visit, tell, |_| Ok(String::new()));
+        report.warnings.splice(0..0, deleted.warnings);
+        report.deleted_in = transactions;
         print_report(output, report)
     }
 }
@@ -217,20 +249,23 @@ fn with_exact_key(e: Error) -> Error {
 /// Passes each key of the backup to `each`.
 fn visit_keys(keys: &mut Keys, each: &mut dyn FnMut(BackupKey<'_>) -> Result<()>) -> Result<()> {
     while keys.advance()? {
-        let kv = keys.current()?;
-        each(BackupKey {
-            key: kv.key,
-            value: kv.value,
-            lease: kv.lease,
-        })?;
+        each(backup_key(&keys.current()?))?;
     }
     Ok(())
+}
+
+fn backup_key<'k>(kv: &KeyValue<'k>) -> BackupKey<'k> {
+    BackupKey {
+        key: kv.key,
+        value: kv.value,
+        lease: kv.lease,
+    }
 }
 
 /// A key on one line; base64 if it is not UTF-8.
 fn show_key(key: &KeyName) -> String {
     match (&key.key, &key.key_base64) {
-        (Some(text), _) => super::text::key(text.as_bytes()).into_owned(),
+        (Some(text), _) => text::key(text.as_bytes()).into_owned(),
         (None, base64) => format!("base64:{}", base64.as_deref().unwrap_or_default()),
     }
 }
@@ -287,7 +322,10 @@ impl Render for AppliedState {
         );
         if o.left_alone > 0 {
             let keys = count(o.left_alone, "key");
-            let kept = "that the backup does not have; --delete-extra would delete";
+            let kept = match o.deleted_in.is_empty() {
+                true => "that the backup does not have; --delete-extra would delete",
+                false => "that exist with another value",
+            };
             text.field("kept", format!("{keys} {kept}"));
         }
         if let (Some(first), Some(last)) = (o.first_revision, o.last_revision) {
@@ -298,6 +336,17 @@ impl Render for AppliedState {
             let (conflicts, too_large) = (count(o.conflicts, "key"), o.too_large);
             let skipped = format!("{conflicts} changed in the meantime, too large: {too_large}");
             text.field("skipped", skipped);
+        }
+        let rows = o.deleted_in.iter().map(|t| {
+            let cells = [
+                t.revision.map_or(Cell::None, Cell::Revision),
+                t.time.as_deref().map(text::event_time).into(),
+                Cell::Count(t.keys),
+            ];
+            Row::from(Vec::from(cells))
+        });
+        if !o.deleted_in.is_empty() {
+            text.table(&["REVISION", "DELETED", "KEYS"], rows.collect());
         }
         text
     }

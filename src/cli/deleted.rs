@@ -13,8 +13,9 @@ use crate::backup::chain::show_ranges;
 use crate::base::Cancel;
 use crate::base::plural::count;
 use crate::error::Result;
-use crate::mvcc::Revision;
+use crate::mvcc::{KeyRange, Revision};
 use crate::objects::EncryptionKeys;
+use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::ops::read::deleted::{Deleted, DeletedKey, Deletion, ObjectsRead, Owner};
 use crate::ops::read::json::KeyJson;
@@ -73,11 +74,14 @@ pub(super) struct SpanArgs {
 pub(super) struct Wanted<'a> {
     /// The timeline; `None` for the newest one.
     pub(super) timeline: Option<&'a str>,
-    pub(super) select: &'a SelectArgs,
-    pub(super) labels: &'a LabelArgs,
+    /// Returns the keys, by the kinds of objects.
+    pub(super) range: &'a dyn Fn(&[Resource]) -> Result<KeyRange>,
+    /// The labels of objects; `None` for any.
+    pub(super) labels: Option<&'a LabelArgs>,
+    pub(super) prefixes: &'a EtcdPrefixes,
     /// What opens encrypted objects.
     pub(super) keys: &'a EncryptionKeys,
-    /// Whether the records are read, and a namespace itself is one of its objects.
+    /// Whether the records are read, too.
     pub(super) records: bool,
     /// Whether Events are only counted.
     pub(super) counts_events: bool,
@@ -103,27 +107,23 @@ impl SpanArgs {
             or_before: true,
         };
         let (since, until) = (self.since.map(request), request(until));
-        let prefixes = wanted.select.names.etcd_prefixes();
-        let range = |resources: &[Resource]| {
-            let custom = resources.iter().filter(|r| r.is_custom).cloned();
-            let custom: Vec<Resource> = custom.collect();
-            let range = wanted.select.keys(|_, _| Ok(custom.clone()), true)?.0;
-            Ok(match wanted.records {
-                true => range.with_its_namespace(),
-                false => range,
-            })
-        };
+        let labels = wanted.labels;
         let objects = ObjectsRead {
             keys: wanted.keys,
-            labels: &|object| wanted.labels.match_object(object),
+            labels: &|object| labels.is_none_or(|labels| labels.match_object(object)),
             records: wanted.records,
         };
-        let counts = wanted.counts_events;
-        let since = since.as_ref();
-        let mut deleted =
-            Deleted::read(&backup, since, &until, &prefixes, range, &objects, counts)?;
-        let labels = wanted.labels;
-        deleted.keys.retain(|d| labels.match_seen(d.has_labels));
+        let mut deleted = Deleted::read(
+            &backup,
+            since.as_ref(),
+            &until,
+            wanted.prefixes,
+            wanted.range,
+            &objects,
+            wanted.counts_events,
+        )?;
+        let are_labelled = |d: &DeletedKey| labels.is_none_or(|l| l.match_seen(d.has_labels));
+        deleted.keys.retain(are_labelled);
         Ok((backup, deleted))
     }
 }
@@ -168,16 +168,17 @@ pub(super) struct DeletedJson<'a> {
 impl DeletedArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let keys = self.objects.keys()?;
+        let prefixes = self.select.names.etcd_prefixes();
         let wanted = Wanted {
             timeline: self.timeline.as_deref(),
-            select: &self.select,
-            labels: &self.labels,
+            range: &|kinds| self.select.keys_of(kinds),
+            labels: Some(&self.labels),
+            prefixes: &prefixes,
             keys: &keys,
             records: false,
             counts_events: output == Output::Text && self.select.words.is_empty(),
         };
         let (_, mut deleted) = self.span.read(&wanted, &self.backup, cancel)?;
-        let prefixes = self.select.names.etcd_prefixes();
         let names = KeyNames::new(std::mem::take(&mut deleted.resources), &prefixes);
         let mut out = Stream::new();
         let printed = match output {

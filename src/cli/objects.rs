@@ -139,6 +139,16 @@ impl SelectArgs {
         )
     }
 
+    /// Returns all keys that are selected, by the kinds of a backup.
+    ///
+    /// # Errors
+    /// As [`Names::select`].
+    pub(super) fn keys_of(&self, kinds: &[Resource]) -> Result<KeyRange> {
+        let custom = kinds.iter().filter(|r| r.is_custom).cloned();
+        let custom: Vec<Resource> = custom.collect();
+        Ok(self.keys(|_, _| Ok(custom.clone()), true)?.0)
+    }
+
     /// Returns the names. With `is_filter`, a kind means its objects in all namespaces.
     pub(super) fn named<'a>(&'a self, prefixes: &'a EtcdPrefixes, is_filter: bool) -> Names<'a> {
         Names {

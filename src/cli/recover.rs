@@ -358,8 +358,9 @@ impl RecoverArgs {
         let prefixes = select.names.etcd_prefixes();
         let wanted = Wanted {
             timeline: self.state.timeline.as_deref(),
-            select,
-            labels: &self.labels,
+            range: &|kinds| Ok(select.keys_of(kinds)?.with_its_namespace()),
+            labels: Some(&self.labels),
+            prefixes: &prefixes,
             keys,
             records: true,
             counts_events: select.words.is_empty(),

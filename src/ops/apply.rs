@@ -4,13 +4,15 @@
 //! transactions while the comparison goes on. Does not know where the backup's keys come from. Called
 //! by `cli::apply`.
 
-use crate::base::opt::{DELETE_EXTRA, EXACT_KEY, PREFIX};
+use crate::base::opt::{DELETE_EXTRA, EXACT_KEY, PREFIX, RAW_KUBERNETES};
 use crate::base::plural::{count, either};
 use crate::base::{Cancel, shorten};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
 use crate::etcd::diff::{Action, BackupKey, Batches, Diff, KeyDifference, LiveKey, Write};
 use crate::mvcc::{KeyRange, Revision};
+use crate::objects::key::ObjectKey;
+use crate::ops::read::deleted::DeletedKey;
 use crate::ops::read::json::text_or_base64;
 use crate::ops::report::{Report, ReportBuilder};
 use chrono::{DateTime, Utc};
@@ -38,6 +40,10 @@ pub struct Options {
     pub execute: bool,
     /// Also delete live keys that the backup does not have.
     pub delete_extra: bool,
+    /// Put only keys that the live etcd lacks.
+    pub only_missing: bool,
+    /// Also write keys of Kubernetes' API servers.
+    pub raw_kubernetes: bool,
     /// The server's `--max-txn-ops`; 1 or more.
     pub max_txn_ops: usize,
     /// The server's `--max-request-bytes`; 1 or more.
@@ -55,7 +61,7 @@ pub enum DifferenceKind {
     Update,
     /// The backup lacks it, and it is deleted.
     Delete,
-    /// The backup lacks it, and it is kept.
+    /// The backup lacks it, or has another value of what was deleted, and it is kept.
     Leave,
 }
 
@@ -133,7 +139,7 @@ pub struct AppliedState {
     pub to_update: u64,
     /// Keys that the backup lacks and that are deleted: `--delete-extra`.
     pub to_delete: u64,
-    /// Keys that the backup lacks and that are kept.
+    /// Keys that the backup lacks and that are kept; of what was deleted: keys that exist with another value.
     pub left_alone: u64,
     /// Keys with the same value on both sides.
     pub unchanged: u64,
@@ -161,6 +167,33 @@ pub struct AppliedState {
     pub skipped: Vec<Skipped>,
     /// Number of keys that were not written and are not listed.
     pub skipped_omitted: u64,
+    /// The transactions that deleted the keys, in order: the first 1000. Without `--deleted`, empty.
+    pub deleted_in: Vec<Transaction>,
+}
+
+/// A transaction that deleted keys.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Transaction {
+    /// Its revision; null for what was deleted while no delta recorded it.
+    pub revision: Option<Revision>,
+    /// When it was recorded (RFC 3339); null if no delta records it.
+    pub time: Option<String>,
+    /// Number of keys.
+    pub keys: u64,
+}
+
+impl Transaction {
+    /// Returns the transactions of deletions, which are in the order of their revisions.
+    pub fn of(deleted: &[DeletedKey]) -> Vec<Self> {
+        let groups = deleted.chunk_by(|a, b| a.deletion.revision == b.deletion.revision);
+        let transactions = groups.take(MOST_LISTED).map(|group| Transaction {
+            revision: group[0].deletion.revision,
+            time: group[0].deletion.time.clone(),
+            keys: group.len() as u64,
+        });
+        transactions.collect()
+    }
 }
 
 /// Compares the keys, and with `execute` writes the differences.
@@ -243,6 +276,26 @@ fn is_beside(prefix: &[u8], key: &[u8]) -> bool {
     !prefix.is_empty() && !prefix.ends_with(b"/") && rest.first().is_some_and(|&next| next != b'/')
 }
 
+/// Refuses a key of an API server: written past it, an object that was about to be deleted goes on with that, and owners and
+/// claims are those of old UIDs.
+fn refuse_kubernetes(key: &[u8], value: Option<&[u8]>) -> Result<()> {
+    let Some(object) = ObjectKey::from_key(key, value) else {
+        return Ok(());
+    };
+    let group = object.group.as_deref().filter(|group| !group.is_empty());
+    let group = group.map(|group| format!(".{group}")).unwrap_or_default();
+    let namespace = object
+        .namespace
+        .map(|n| format!("/{n}"))
+        .unwrap_or_default();
+    Err(Reason::Usage.error(format!(
+        "{} is a key of Kubernetes, whose objects come back through its API server: `deltafold recover {}{group}{namespace}/{}`; {RAW_KUBERNETES} writes such keys all the same",
+        key.escape_ascii(),
+        object.resource,
+        object.name
+    )))
+}
+
 impl Applier<'_> {
     /// Returns the warning that a prefix without `/` at its end deletes keys of other names.
     fn beside_warning(&self) -> Option<String> {
@@ -318,6 +371,7 @@ impl Applier<'_> {
             } => {
                 let kind = match live {
                     None => DifferenceKind::Create,
+                    Some(_) if self.options.only_missing => DifferenceKind::Leave,
                     Some(_) => DifferenceKind::Update,
                 };
                 (kind, wanted.key, live, Some(wanted))
@@ -331,6 +385,9 @@ impl Applier<'_> {
                 (kind, live.key.as_slice(), Some(live), None)
             }
         };
+        if kind != DifferenceKind::Leave && !self.options.raw_kubernetes {
+            refuse_kubernetes(key, value.map(|w| w.value))?;
+        }
         match kind {
             DifferenceKind::Create => o.to_create += 1,
             DifferenceKind::Update => o.to_update += 1,

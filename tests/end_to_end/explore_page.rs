@@ -64,15 +64,14 @@ fn every_function_of_the_page_works_in_a_browser() {
         assert_eq!(words[0], "deltafold", "{command}");
         let mut program = deltafold();
         program.current_dir(folder.path()).args(&words[1..]);
-        // These would write, or need a live etcd.
+        // These would write, or need a live cluster.
         match words[1].as_str() {
             "restore" | "compact" => program.arg("--dry-run"),
-            "apply" => program.args(["--dial-timeout", "1s", "--endpoints", "http://127.0.0.1:9"]),
+            "recover" => program.args(["-o", "yaml"]),
             _ => &mut program,
         };
         let run = program.output().unwrap();
-        let expected = if words[1] == "apply" { 69 } else { 0 };
         let stderr = String::from_utf8_lossy(&run.stderr);
-        assert_eq!(run.status.code(), Some(expected), "{command}: {stderr}");
+        assert_eq!(run.status.code(), Some(0), "{command}: {stderr}");
     }
 }

@@ -134,6 +134,8 @@ fn options(prefix: &str) -> Options {
         revision: Revision(1),
         execute: true,
         delete_extra: false,
+        only_missing: false,
+        raw_kubernetes: false,
         max_txn_ops: MAX_TXN_OPS,
         max_request_bytes: MAX_REQUEST_BYTES,
     }
@@ -143,97 +145,39 @@ fn assert_valid(result: &Value) {
     Schema::of("apply").check(result);
 }
 
-/// Objects are named as for `get`, and no other key is touched.
+/// Written past the API server, an object that was about to be deleted goes on with that.
 #[tokio::test(flavor = "multi_thread")]
-async fn objects_come_back_by_their_names() {
+async fn keys_of_kubernetes_need_a_flag() {
     let here = Here::new(EtcdVersion::V3_6);
-    let object = |kind: &str, app: &str| {
-        format!(
-            r#"{{"apiVersion":"v1","kind":"{kind}","metadata":{{"labels":{{"app":"{app}"}}}}}}"#
-        )
-    };
-    let keys = [
-        ("/registry/configmaps/shop/a", object("ConfigMap", "web")),
-        ("/registry/configmaps/shop/ab", object("ConfigMap", "db")),
-        ("/registry/secrets/shop/s", object("Secret", "web")),
-        ("/registry/configmaps/other/a", object("ConfigMap", "web")),
-        ("/registry/namespaces/shop", object("Namespace", "web")),
-    ];
-    for (key, value) in &keys {
-        here.put(*key, value.as_bytes()).await;
-    }
+    here.put("/app/a", "as it was").await;
+    let widget = r#"{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w"}}"#;
+    here.put("/registry/example.com/widgets/shop/w", widget)
+        .await;
     let snapshot = here.snapshot().await;
-    here.delete_prefix("/registry/").await;
-    let apply = |args: &[&str]| {
-        let mut c = deltafold();
-        c.args(["apply", "--output", "json", "--execute", "--snapshot"]);
-        c.arg(&snapshot).args(["--endpoints", here.etcd.endpoint()]);
-        let c = c.args(args).env("DELTAFOLD_COMMAND_TIMEOUT", "60s");
-        let (code, json, _) = run_json(c);
-        assert_valid(&json);
-        (code, json)
-    };
-    for (args, names) in [
-        (&["configmap/shop/a"][..], &["configmaps/shop/a"][..]),
-        (&["cm", "ab", "-n", "shop"], &["configmaps/shop/ab"]),
-        (&["/registry/secrets/shop/s"], &["secrets/shop/s"]),
-        (&["ns/shop"], &["namespaces/shop"]),
-        (
-            &["cm,secret", "-n", "shop"],
-            &["configmaps/shop/a", "configmaps/shop/ab", "secrets/shop/s"],
-        ),
-        (
-            &["-n", "shop"],
-            &["configmaps/shop/a", "configmaps/shop/ab", "secrets/shop/s"],
-        ),
-        (
-            &["-n", "shop", "-l", "app=web"],
-            &["configmaps/shop/a", "secrets/shop/s"],
-        ),
-        (
-            &["cm", "-A", "-l", "app=web"],
-            &["configmaps/other/a", "configmaps/shop/a"],
-        ),
-    ] {
-        let (code, done) = apply(args);
-        assert_eq!(
-            (code, &done["put"]),
-            (0, &names.len().into()),
-            "{args:?}: {done:#}"
-        );
-        let live: Vec<String> = here
-            .keys()
-            .await
-            .into_keys()
-            .map(|key| String::from_utf8(key).unwrap())
-            .collect();
-        let expected: Vec<String> = names
-            .iter()
-            .map(|name| format!("/registry/{name}"))
-            .collect();
-        assert_eq!(live, expected, "{args:?}");
-        here.delete_prefix("/registry/").await;
+    here.delete_prefix("/").await;
+    for args in [&[][..], &["--execute"]] {
+        let (code, refused, _) = here.apply(&snapshot, "", args);
+        assert_eq!((code, &refused["reason"]), (64, &"Usage".into()));
+        let message = refused["message"].as_str().unwrap();
+        for part in [
+            "deltafold recover widgets.example.com/shop/w",
+            "--raw-kubernetes",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
     }
-    for (args, code, part) in [
-        (&["cm/shop/gone"][..], 66, "/registry/configmaps/shop/gone"),
-        (&["cm/shop/a", "cm/shop/gone"], 66, "check the name"),
-        (&["cm"], 64, "-A"),
-        (&[], 64, "say what to apply"),
-        (&["-n", "shop", "-l", "app=none"], 66, "labels"),
-        (
-            &["-n", "shop", "-l", "app=web", "--delete-extra"],
-            64,
-            "--selector",
-        ),
-        (&["gadget/shop/a"], 66, "neither a kind"),
-    ] {
-        let (ended, failed) = apply(args);
-        let message = failed["message"].as_str().unwrap();
-        assert!(
-            ended == code && message.contains(part),
-            "{args:?}: {ended} {message}"
-        );
-    }
+    let (code, done, _) = here.apply(&snapshot, "/registry/", &["--raw-kubernetes", "--execute"]);
+    assert_eq!((code, &done["put"]), (0, &1.into()), "{done:#}");
+    // What is as it was is no danger, and a key that the backup lacks is.
+    let (code, same, _) = here.apply(&snapshot, "/registry/", &[]);
+    assert_eq!(
+        (code, &same["status"]),
+        (0, &"NothingToDo".into()),
+        "{same:#}"
+    );
+    here.put("/registry/configmaps/shop/new", "{}").await;
+    let (code, _, _) = here.apply(&snapshot, "/registry/", &["--delete-extra", "--execute"]);
+    assert_eq!((code, here.keys().await.len()), (64, 2));
 }
 
 /// `--prefix …/cm-1 --delete-extra` also deleted `cm-10`.
@@ -892,6 +836,59 @@ async fn what_a_guard_means() {
 }
 
 /// What was deleted before the newest snapshot is not "nothing to do": the state before the deletion has it.
+/// 500 keys were deleted in two transactions: a person wants exactly these, and no newer value set back.
+#[test]
+fn what_was_deleted_in_a_span_comes_back_and_nothing_newer_is_set_back() {
+    with_etcd(EtcdVersion::V3_6, |world| {
+        for key in ["/a/1", "/a/2", "/b/1", "/kept"] {
+            world.put(key, "as it was");
+        }
+        world.snapshot("full", &[]).succeeded();
+        world.delete("/a/1");
+        let begin = world.revision();
+        world.put("/kept", "newer");
+        world.put("/a/2", "changed before");
+        world.delete("/a/2");
+        world.delete("/b/1");
+        world.snapshot("delta", &[]).succeeded();
+        world.put("/b/1", "new");
+        let apply = |args: &[&str]| {
+            let mut c = deltafold();
+            c.args(["apply", "--output", "json", "--store", &world.prefix.url]);
+            c.args(["--endpoints", &world.endpoints().join(",")]);
+            let since = begin.to_string();
+            c.args(["--deleted", "--since", &since]).args(args);
+            let (code, json, _) = run_json(&mut c);
+            assert_valid(&json);
+            assert_eq!(code, 0, "{json:#}");
+            json
+        };
+        let dry = apply(&[]);
+        assert_eq!(
+            (&dry["to_create"], &dry["left_alone"]),
+            (&1.into(), &1.into())
+        );
+        let transactions = dry["deleted_in"].as_array().unwrap();
+        assert_eq!(transactions.len(), 2, "{dry:#}");
+        assert_eq!(transactions[0]["keys"], 1);
+        let done = apply(&["--execute"]);
+        assert_eq!((&done["put"], &done["to_update"]), (&1.into(), &0.into()));
+        for (key, value) in [
+            ("/a/2", Some("changed before")),
+            ("/b/1", Some("new")),
+            ("/kept", Some("newer")),
+            ("/a/1", None),
+        ] {
+            let got = world.wait(async { world.etcd.kv().await.get(key, None).await });
+            let got = got.unwrap();
+            let live = got.kvs().first().map(|kv| kv.value().to_vec());
+            assert_eq!(live.as_deref(), value.map(str::as_bytes), "{key}");
+        }
+        let again = apply(&["--execute", "--prefix", "/a/"]);
+        assert_eq!(again["status"], "NothingToDo", "{again:#}");
+    });
+}
+
 #[test]
 fn keys_that_the_newest_state_lacks_are_an_error_with_the_way_to_them() {
     with_etcd(EtcdVersion::V3_6, |world| {

@@ -119,17 +119,17 @@ fn outputs_are_as_recorded() {
         ("maintain-nothing", "maintain --endpoints ENDPOINT", &etcd),
         (
             "apply",
-            "apply --prefix /registry/configmaps/shop/ --store store --endpoints ENDPOINT",
+            "apply --prefix /registry/configmaps/shop/ --raw-kubernetes --store store --endpoints ENDPOINT",
             &with_other_backup,
         ),
         (
             "apply-execute",
-            "apply --exact-key /registry/configmaps/shop/cm-1 --execute --store store --endpoints ENDPOINT",
+            "apply --exact-key /registry/configmaps/shop/cm-1 --raw-kubernetes --execute --store store --endpoints ENDPOINT",
             &with_other_backup,
         ),
         (
             "apply-delete-extra",
-            "apply --prefix /registry/configmaps/shop/cm- --delete-extra --execute --store store --endpoints ENDPOINT",
+            "apply --prefix /registry/configmaps/shop/cm- --raw-kubernetes --delete-extra --execute --store store --endpoints ENDPOINT",
             &with_other_backup,
         ),
     ];

@@ -279,12 +279,9 @@ function drawYaml(object) {
     h("pre", { class: "yaml", tabindex: "0", "aria-label": "The object as YAML", translate: "no" }, object.text),
     h("p", { class: "row" }, h("button", { type: "button", onclick: () => download("yaml", file) }, "Download YAML")),
     command(["deltafold", "get", ...naming(object.reference, flags)]),
-    kinds[object.object.kind]?.reference ? command(applyCommand(object)) : null,
+    kinds[object.object.kind]?.reference ? command(["deltafold", "recover", ...naming(object.reference, ["--revision", String(at.revision), ...sourceFlags()])]) : null,
   ].filter(Boolean);
 }
-
-/** The command that writes the object back into a live etcd. */
-const applyCommand = (object) => ["deltafold", "apply", ...valued("--exact-key", object.key), "--revision", String(at.revision), ...sourceFlags(), "--endpoints", "https://ETCD:2379"];
 
 async function drawComparison(object, show, signal) {
   const life = await ask("life", { ...show, before: at.revision + 1, brief: true }, signal);
