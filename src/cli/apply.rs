@@ -25,7 +25,7 @@ use crate::ops::read::deleted::deletion_advice;
 use crate::ops::report::{Report, Status};
 use crate::prefix::set_aside::{Purpose, decide_again};
 use clap::Args;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
@@ -151,6 +151,7 @@ impl ApplyArgs {
             delete_extra: self.delete_extra,
             only_missing: self.deleted,
             raw_kubernetes: self.raw_kubernetes,
+            leases: HashMap::new(),
             max_txn_ops: self.max_txn_ops as usize,
             max_request_bytes: self.max_request_bytes as usize,
         };
@@ -169,6 +170,7 @@ impl ApplyArgs {
             Ok((source, scan, wanted))
         })?;
         options.revision = source.revision;
+        options.leases = source.leases()?;
         let mut report = run(
             &client,
             cancel,
@@ -221,6 +223,7 @@ impl ApplyArgs {
         }
         deleted.keys.sort_by(|a, b| a.key.cmp(&b.key));
         options.revision = deleted.to;
+        options.leases = deleted.state.leases()?;
         options.parts.clear();
         options.keys = KeyRange::Keys(deleted.keys.iter().map(|d| d.key.clone()).collect());
         let visit = |each: &mut dyn FnMut(BackupKey<'_>) -> Result<()>| {

@@ -6,7 +6,7 @@ use crate::base::retry::{BackoffBuilder, backoff};
 use crate::base::{Cancel, causes};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::connect::{AttemptError, Connector, Endpoints, Streams};
-use crate::etcd::diff::{Action, LiveKey, Write};
+use crate::etcd::diff::{Action, LiveKey, PutLease, Write};
 use etcd_client::{
     Compare, CompareOp, GetOptions, KvClient, PutOptions, Txn, TxnOp, TxnOpResponse,
 };
@@ -162,6 +162,23 @@ impl Client {
         })
     }
 
+    /// Grants a lease, and returns its ID.
+    ///
+    /// # Errors
+    /// As [`page`](Self::page).
+    pub fn grant_lease(&self, time_to_live: Duration) -> Result<i64> {
+        let endpoint = &self.connector.options().endpoints[self.endpoint];
+        let seconds = i64::try_from(time_to_live.as_secs()).unwrap_or(i64::MAX);
+        let granted = self.connector.dial(endpoint, Streams::Plain);
+        let granted = granted.and_then(|client| {
+            let grant = async { client.lease_client().grant(seconds, None).await };
+            self.connector.ask("grant a lease", endpoint, grant)
+        });
+        granted
+            .map(|lease| lease.id())
+            .map_err(AttemptError::into_error)
+    }
+
     /// Makes a request, at one endpoint after the other. Returns the response, and whether an earlier attempt
     /// failed, which may have been executed nevertheless.
     fn call<T>(
@@ -238,8 +255,12 @@ fn txn(writes: &[Write]) -> Txn {
     let ops: Vec<TxnOp> = writes
         .iter()
         .map(|w| match &w.action {
-            Action::Put { value, keep_lease } => {
-                let options = keep_lease.then(|| PutOptions::new().with_ignore_lease());
+            Action::Put { value, lease } => {
+                let options = match lease {
+                    PutLease::Keep => Some(PutOptions::new().with_ignore_lease()),
+                    PutLease::Of(0) => None,
+                    PutLease::Of(lease) => Some(PutOptions::new().with_lease(*lease)),
+                };
                 TxnOp::put(w.key.as_slice(), value.as_slice(), options)
             }
             Action::Delete => TxnOp::delete(w.key.as_slice(), None),

@@ -151,6 +151,15 @@ pub struct Write {
     pub mod_revision: i64,
 }
 
+/// The lease of a key that is put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PutLease {
+    /// The one that it has.
+    Keep,
+    /// This one; 0 for none.
+    Of(i64),
+}
+
 /// A put or a deletion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
@@ -158,8 +167,8 @@ pub enum Action {
     Put {
         /// The value.
         value: Vec<u8>,
-        /// Whether the key keeps its current lease; otherwise it is detached.
-        keep_lease: bool,
+        /// Its lease.
+        lease: PutLease,
     },
     /// Deletes the key.
     Delete,
@@ -296,7 +305,7 @@ mod tests {
             key: b"k".to_vec(),
             action: Action::Put {
                 value: vec![0; n],
-                keep_lease: false,
+                lease: PutLease::Of(0),
             },
             mod_revision: 0,
         };

@@ -16,7 +16,7 @@ use crate::mvcc::{
 use crate::prefix::Context;
 use crate::prefix::open::state::State;
 use crate::telemetry::progress::Step;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::time::Duration;
 
@@ -26,9 +26,11 @@ pub(crate) type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 /// How leases are treated in the new database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leases {
-    /// Keys keep their lease IDs, and the records of leases are those of the base.
+    /// Keys keep their lease IDs, and the records of leases are those of the base. A lease without one gets that of the lease
+    /// which a key of it had in the base, if there is one.
     AsRecorded,
-    /// Keys keep their lease IDs. A lease without a record in the base gets one with this time to live, so
+    /// Keys keep their lease IDs. A lease without a record in the base gets one with the time to live of the lease that a
+    /// key of it had in the base, or else with this one, so
     /// that its keys still expire.
     Keep {
         /// The time to live from the start of etcd, in whole seconds.
@@ -161,7 +163,7 @@ impl Rebuild<'_> {
                     });
                     streamed.map_err(|e| self.at_base(ctx, e))
                 })?;
-            let hash = fold.finish_stream(db, |lease| leases.add(lease));
+            let hash = fold.finish_stream(db, |lease, before| leases.add(lease, before));
             folded = Some((hash.map_err(|e| self.at_base(ctx, e))?, events));
             Ok(())
         })?;
@@ -280,28 +282,34 @@ impl Rebuild<'_> {
 /// The leases to which live keys are attached. They are collected while records are written.
 struct AttachedLeases {
     treatment: Leases,
-    /// The IDs in the order of the keys of the bucket.
-    ids: BTreeSet<[u8; lease::KEY_SIZE]>,
+    /// The IDs in the order of the keys of the bucket, with that of the lease which a key of it had in the base, or 0.
+    ids: BTreeMap<[u8; lease::KEY_SIZE], i64>,
 }
 
 impl AttachedLeases {
     fn new(treatment: Leases) -> Self {
         AttachedLeases {
             treatment,
-            ids: BTreeSet::new(),
+            ids: BTreeMap::new(),
         }
     }
 
     /// Notes the lease of a record, if the record is the newest of a live key.
     fn note_record(&mut self, r: &FoldedRecord<'_>) {
         if r.lease != 0 && r.is_newest && !r.rk.tombstone {
-            self.add(r.lease);
+            self.add(r.lease, r.lease_before);
         }
     }
 
-    fn add(&mut self, lease: i64) {
-        if matches!(self.treatment, Leases::Keep { .. }) {
-            self.ids.insert(lease::key(lease));
+    fn add(&mut self, lease: i64, before: i64) {
+        let is_wanted = match self.treatment {
+            Leases::Keep { .. } => true,
+            Leases::AsRecorded => before != 0,
+            Leases::Drop => false,
+        };
+        if is_wanted {
+            let known = self.ids.entry(lease::key(lease)).or_default();
+            *known = if *known == 0 { before } else { *known };
         }
     }
 
@@ -315,26 +323,34 @@ impl AttachedLeases {
         let mut tree = TreeBuilder::new(bucket.sequence);
         let time_to_live = match self.treatment {
             Leases::Drop => return Ok((tree.finish(w)?, 0)),
-            // No IDs were noted, so none is added.
-            Leases::AsRecorded => Duration::ZERO,
-            Leases::Keep { time_to_live } => time_to_live,
+            Leases::AsRecorded => None,
+            Leases::Keep { time_to_live } => Some(time_to_live),
         };
+        let ids = std::mem::take(&mut self.ids);
+        let before: HashSet<i64> = ids.values().copied().collect();
+        let known = lease::times_to_live(db, |id| before.contains(&id))?;
         let mut added = 0;
-        let mut missing = std::mem::take(&mut self.ids).into_iter().peekable();
-        let mut add = |w: &mut Writer<'_>, tree: &mut TreeBuilder, id: [u8; lease::KEY_SIZE]| {
-            added += 1;
-            tree.push(w, &id, &lease::record(id, time_to_live))
-        };
+        let mut missing = ids.into_iter().peekable();
+        let mut add =
+            |w: &mut Writer<'_>, tree: &mut TreeBuilder, one: ([u8; lease::KEY_SIZE], i64)| {
+                let (id, before) = one;
+                let known = known.get(&before).copied();
+                let Some(time_to_live) = known.or(time_to_live) else {
+                    return Ok(());
+                };
+                added += 1;
+                tree.push(w, &id, &lease::record(id, time_to_live))
+            };
         let mut c = db.cursor(bucket);
         while let Some(e) = c.next()? {
-            while let Some(id) = missing.next_if(|id| id.as_slice() < e.key) {
-                add(w, &mut tree, id)?;
+            while let Some(one) = missing.next_if(|(id, _)| id.as_slice() < e.key) {
+                add(w, &mut tree, one)?;
             }
-            missing.next_if(|id| id.as_slice() == e.key);
+            missing.next_if(|(id, _)| id.as_slice() == e.key);
             tree.push(w, e.key, e.value)?;
         }
-        for id in missing {
-            add(w, &mut tree, id)?;
+        for one in missing {
+            add(w, &mut tree, one)?;
         }
         Ok((tree.finish(w)?, added))
     }

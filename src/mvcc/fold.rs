@@ -26,6 +26,7 @@ use crate::mvcc::history::{Base, key_bucket};
 use crate::mvcc::key_range::KeyRange;
 use crate::mvcc::record::KeyValue;
 use crate::mvcc::revision::{RecordKey, Revision, encode_revision};
+use std::collections::HashMap;
 
 /// The options of a fold.
 #[derive(Debug, Clone)]
@@ -106,6 +107,7 @@ impl RecordStream<'_> {
             // A later change of the key may follow.
             is_newest: false,
             lease: change.lease,
+            lease_before: 0,
         })
     }
 }
@@ -325,6 +327,8 @@ fn survives(keys: &Keys, compact: Revision, change: &LoggedChange) -> bool {
 pub struct Fold<'s> {
     options: FoldOptions,
     changes: Changes<'s>,
+    /// The leases that changed keys had in the base, by slot: a key's new lease lives as long as its old one.
+    leases_before: HashMap<SlotId, i64>,
 }
 
 /// A fold of changes that follow others which are not folded yet; see [`Fold::absorb`].
@@ -391,7 +395,11 @@ impl<'s> Fold<'s> {
                 changes.update_slot(&options, rk, kv.key, state_after_record(&rk, kv))?;
             }
         }
-        Ok(Fold { options, changes })
+        Ok(Fold {
+            options,
+            changes,
+            leases_before: HashMap::new(),
+        })
     }
 
     /// Adds an event of a delta. Returns false if it was ignored: its revision is in the base or after the
@@ -448,6 +456,7 @@ impl<'s> Fold<'s> {
                 records: RecordSink::Stream(Box::new(stream)),
                 last: self.changes.last,
             },
+            leases_before: self.leases_before,
         })
     }
 
@@ -459,21 +468,22 @@ impl<'s> Fold<'s> {
     pub fn finish_stream<R: ReadAt>(
         mut self,
         db: &Database<R>,
-        mut on_lease: impl FnMut(i64),
+        mut on_lease: impl FnMut(i64, i64),
     ) -> Result<HashKv> {
         let mut hasher = Hasher::new(self.options.compact);
         let live_keys = self.walk(db, true, |r| {
             hasher.add(&r.rk, r.key, r.record, r.is_newest);
             if r.is_newest && !r.rk.tombstone && r.lease != 0 {
-                on_lease(r.lease);
+                on_lease(r.lease, 0);
             }
             Ok(())
         })?;
         if let RecordSink::Stream(stream) = &self.changes.records {
             hasher.append(&stream.hasher);
-            for &lease in &stream.leases {
+            for (slot, &lease) in (0..).zip(&stream.leases) {
                 if lease != 0 {
-                    on_lease(lease);
+                    let before = self.leases_before.get(&SlotId(slot));
+                    on_lease(lease, before.copied().unwrap_or(0));
                 }
             }
         }
@@ -542,6 +552,9 @@ impl<'s> Fold<'s> {
                 // The changes in the slot follow this record.
                 Some(slot) if (rk.main, rk.sub) < slot.first_change() => {
                     slot.alive_in_base = !rk.tombstone;
+                    if let (Some(id), true) = (id, kv.lease != 0) {
+                        self.leases_before.insert(id, kv.lease);
+                    }
                     if base.compaction_finished && slot.alive_in_base && !slot.first.follows(state)
                     {
                         let at = slot.first_change().0;
@@ -561,6 +574,7 @@ impl<'s> Fold<'s> {
                 record: e.value,
                 is_newest: slot.is_none_or(|s| is_newest(s, compact, &rk, state)),
                 lease: kv.lease,
+                lease_before: 0,
             };
             if options.detach_leases && kv.lease != 0 {
                 (kv.lease, folded.lease) = (0, 0);
@@ -584,7 +598,8 @@ impl<'s> Fold<'s> {
         }
 
         if let RecordSink::Log(log) = records {
-            log_records(log, keys, compact, with_records, each)?;
+            let before = &self.leases_before;
+            log_records(log, keys, compact, with_records, before, each)?;
         }
         Ok(live_keys)
     }
@@ -597,6 +612,7 @@ fn log_records(
     keys: &Keys,
     compact: Revision,
     with_records: bool,
+    leases_before: &HashMap<SlotId, i64>,
     mut each: impl FnMut(&FoldedRecord<'_>) -> Result<()>,
 ) -> Result<()> {
     let (mut raw_key, mut record) = (Vec::new(), Vec::new());
@@ -622,6 +638,7 @@ fn log_records(
                 record: &record,
                 is_newest: is_newest(keys.at(c.slot), compact, &c.rk, state),
                 lease: c.lease,
+                lease_before: leases_before.get(&c.slot).copied().unwrap_or(0),
             })
         },
     )
@@ -643,6 +660,8 @@ pub struct FoldedRecord<'a> {
     pub is_newest: bool,
     /// The lease that the record attaches its key to, or 0.
     pub lease: i64,
+    /// The lease that the key had in the base, if a change followed; 0 if none, or while streaming.
+    pub lease_before: i64,
 }
 
 /// Whether a record of the result is its key's newest. At or below the compacted revision a key has only one

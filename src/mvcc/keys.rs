@@ -41,7 +41,7 @@ impl KeyState {
 }
 
 /// The number of a key, in the order in which keys are first seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct SlotId(pub(super) u32);
 
 /// The changes of one key, as far as the fold needs them.

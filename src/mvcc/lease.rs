@@ -1,8 +1,12 @@
 //! Writes records of leases: etcd's protobuf `leasepb.Lease` in the bucket `lease`.
 //!
-//! Nothing here reads records. Source: etcd's `server/lease/leasepb/lease.proto` and `server/storage/schema/lease.go`.
+//! Source: etcd's `server/lease/leasepb/lease.proto` and `server/storage/schema/lease.go`.
 
-use crate::base::protobuf::put_varint;
+use crate::base::ReadAt;
+use crate::base::protobuf::{Value, put_varint, take_field};
+use crate::bolt::Database;
+use crate::error::Result;
+use std::collections::HashMap;
 use std::time::Duration;
 
 /// The name of the bucket.
@@ -28,6 +32,44 @@ pub fn record(key: [u8; KEY_SIZE], time_to_live: Duration) -> Vec<u8> {
     out
 }
 
+/// Returns how long the leases of a database live that are wanted. Records without that are left out.
+///
+/// # Errors
+/// `CorruptSnapshot`, `Io`.
+pub fn times_to_live<R: ReadAt>(
+    db: &Database<R>,
+    is_wanted: impl Fn(i64) -> bool,
+) -> Result<HashMap<i64, Duration>> {
+    let mut all = HashMap::new();
+    let Some(bucket) = db.bucket(BUCKET)? else {
+        return Ok(all);
+    };
+    let mut c = db.cursor(&bucket);
+    while let Some(e) = c.next()? {
+        let id = <[u8; KEY_SIZE]>::try_from(e.key).map(i64::from_be_bytes);
+        if let (Ok(id), Some(time)) = (id, time_to_live(e.value))
+            && is_wanted(id)
+        {
+            all.insert(id, time);
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the time to live of a record; `None` if it has none.
+fn time_to_live(mut record: &[u8]) -> Option<Duration> {
+    loop {
+        match take_field(&mut record)? {
+            (TTL, Value::Varint(seconds)) => {
+                // A negative number is damage.
+                let seconds = i64::try_from(seconds).ok().filter(|s| *s > 0)?;
+                return Some(Duration::from_secs(seconds.unsigned_abs()));
+            }
+            _ => continue,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,6 +80,8 @@ mod tests {
         // The bytes that etcd writes for a lease with the ID 0x1234 and a TTL of 300 s.
         let b = record(key(0x1234), Duration::from_secs(300));
         assert_eq!(b, [0x08, 0xb4, 0x24, 0x10, 0xac, 0x02]);
+        assert_eq!(time_to_live(&b), Some(Duration::from_secs(300)));
+        assert_eq!(time_to_live(&b[..3]), None);
         let mut rest = &record(key(i64::MIN), Duration::ZERO)[1..];
         assert_eq!(take_varint(&mut rest), Some(i64::MIN as u64));
         assert_eq!(rest, [0x10, 1]);

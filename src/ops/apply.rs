@@ -9,7 +9,9 @@ use crate::base::plural::{count, either};
 use crate::base::{Cancel, shorten};
 use crate::error::{Error, Reason, Result};
 use crate::etcd::client::{Client, Committed};
-use crate::etcd::diff::{Action, BackupKey, Batches, Diff, KeyDifference, LiveKey, Write};
+use crate::etcd::diff::{
+    Action, BackupKey, Batches, Diff, KeyDifference, LiveKey, PutLease, Write,
+};
 use crate::mvcc::{KeyRange, Revision};
 use crate::objects::key::ObjectKey;
 use crate::ops::read::deleted::DeletedKey;
@@ -17,7 +19,8 @@ use crate::ops::read::json::text_or_base64;
 use crate::ops::report::{Report, ReportBuilder};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 /// etcd's own default for `--max-txn-ops`.
 pub const MAX_TXN_OPS: usize = 128;
@@ -44,6 +47,8 @@ pub struct Options {
     pub only_missing: bool,
     /// Also write keys of Kubernetes' API servers.
     pub raw_kubernetes: bool,
+    /// How long the backup's leases live, as far as a full recorded it: a new one is granted for each that is needed.
+    pub leases: HashMap<i64, Duration>,
     /// The server's `--max-txn-ops`; 1 or more.
     pub max_txn_ops: usize,
     /// The server's `--max-request-bytes`; 1 or more.
@@ -151,7 +156,8 @@ pub struct AppliedState {
     pub conflicts: u64,
     /// Keys that exceed the server's limits and were not written.
     pub too_large: u64,
-    /// Keys that had a lease in the backup and are written without one (in a dry run: would be).
+    /// Keys that had a lease in the backup of which no full tells how long it lives, and are written without one (in a dry
+    /// run: would be).
     pub leases_detached: u64,
     /// Number of transactions that wrote.
     pub transactions: u64,
@@ -228,6 +234,7 @@ pub fn run(
             ..AppliedState::default()
         },
         beside: None,
+        leases: HashMap::new(),
         unseen: options.parts.iter().collect(),
     };
     let compared = applier.compare(backup_keys);
@@ -265,6 +272,8 @@ struct Applier<'a> {
     outcome: AppliedState,
     /// The first key to delete that only begins like its prefix, the prefix, and how many such keys there are.
     beside: Option<(Vec<u8>, Vec<u8>, u64)>,
+    /// The leases that were granted, by those of the backup.
+    leases: HashMap<i64, i64>,
     /// The parts with no key in the backup or in etcd so far.
     unseen: Vec<&'a KeyRange>,
 }
@@ -404,7 +413,8 @@ impl Applier<'_> {
         }
         // A live key keeps its own lease.
         let keep_lease = live.is_some_and(|l| l.lease != 0);
-        if value.is_some_and(|w| w.lease != 0) && !keep_lease {
+        let time_to_live = value.and_then(|w| self.options.leases.get(&w.lease));
+        if value.is_some_and(|w| w.lease != 0) && !keep_lease && time_to_live.is_none() {
             o.leases_detached += 1;
         }
         let difference = Difference {
@@ -426,7 +436,11 @@ impl Applier<'_> {
         let action = match value {
             Some(w) => Action::Put {
                 value: w.value.to_vec(),
-                keep_lease,
+                lease: match (keep_lease, time_to_live) {
+                    (true, _) => PutLease::Keep,
+                    (false, Some(time)) => PutLease::Of(self.lease(w.lease, *time)?),
+                    (false, None) => PutLease::Of(0),
+                },
             },
             None => Action::Delete,
         };
@@ -439,6 +453,16 @@ impl Applier<'_> {
             Some(batch) => self.commit(batch),
             None => Ok(()),
         }
+    }
+
+    /// Returns the lease that stands for one of the backup.
+    fn lease(&mut self, of_backup: i64, time_to_live: Duration) -> Result<i64> {
+        if let Some(granted) = self.leases.get(&of_backup) {
+            return Ok(*granted);
+        }
+        let granted = self.client.grant_lease(time_to_live)?;
+        self.leases.insert(of_backup, granted);
+        Ok(granted)
     }
 
     /// Writes a batch. If it cannot be written as one, writes key by key, so that the outcome can name

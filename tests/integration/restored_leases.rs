@@ -2,9 +2,8 @@
 
 use crate::support::etcd::Etcd;
 use crate::support::history::{Compression, Recorder};
-use crate::support::restore;
-use crate::support::scratch;
 use crate::support::tools::EtcdVersion;
+use crate::support::{deltafold, restore, scratch, succeed};
 use etcd_client::{Client, PutOptions};
 use fastrand::Rng;
 use std::time::{Duration, Instant};
@@ -36,11 +35,15 @@ async fn of_etcd(version: EtcdVersion) {
     let mut client = source.client().await;
     let recorded = client.lease_grant(700, None).await.unwrap().id();
     put(&mut client, "recorded", recorded).await;
+    // As the API servers do, which take a new lease each time.
+    put(&mut client, "renewed", recorded).await;
     let mut recorder = Recorder::start(&source).await;
     recorder.take_full(&source).await;
     let late = client.lease_grant(900, None).await.unwrap().id();
     put(&mut client, "late", late).await;
     put(&mut client, "late too", late).await;
+    let renewed = client.lease_grant(15, None).await.unwrap().id();
+    put(&mut client, "renewed", renewed).await;
     let left = client.lease_grant(900, None).await.unwrap().id();
     put(&mut client, "left", left).await;
     put(&mut client, "left", 0).await;
@@ -57,7 +60,7 @@ async fn of_etcd(version: EtcdVersion) {
         let args = ["--keep-history", history, "--lease-ttl", "5s"];
         let (code, json, stderr) = restore(&store, &data_dir, &args);
         assert_eq!(code, 0, "{what}: {stderr}");
-        assert_eq!(json["leases_added"], 1, "{what}");
+        assert_eq!(json["leases_added"], 2, "{what}");
         if history == "all" {
             assert_eq!(json["hash_kv"], hash, "{what}");
         }
@@ -65,6 +68,8 @@ async fn of_etcd(version: EtcdVersion) {
         let mut client = etcd.client().await;
         assert_eq!(granted(&mut client, recorded).await, 700, "{what}");
         assert_eq!(granted(&mut client, left).await, 0, "{what}");
+        // What the key's lease had in the full.
+        assert_eq!(granted(&mut client, renewed).await, 700, "{what}");
         assert_eq!(lease_of(&mut client, "left").await, Some(0), "{what}");
         let started = Instant::now();
         while lease_of(&mut client, "late").await.is_some() {
@@ -83,7 +88,7 @@ async fn of_etcd(version: EtcdVersion) {
         assert_eq!(json["leases_added"], 0, "{what}");
         let etcd = Etcd::start(version, &data_dir);
         let mut client = etcd.client().await;
-        for key in ["recorded", "late", "late too", "left"] {
+        for key in ["recorded", "renewed", "late", "late too", "left"] {
             assert_eq!(lease_of(&mut client, key).await, Some(0), "{what}: {key}");
         }
         let leases = client.leases().await.unwrap();
@@ -91,6 +96,18 @@ async fn of_etcd(version: EtcdVersion) {
         let told = etcd.hash_kv(last).await.hash;
         assert_eq!(json["hash_kv"], told, "{what}");
     }
+
+    // A full of deltafold knows as much of leases as the one that it was made of.
+    let mut compact = deltafold();
+    compact.args(["compact", "--output", "json", "--store"]);
+    succeed(compact.arg(&store));
+    let data_dir = folder.path().join("compacted");
+    let (code, _, stderr) = restore(&store, &data_dir, &[]);
+    assert_eq!(code, 0, "{stderr}");
+    let etcd = Etcd::start(version, &data_dir);
+    let mut client = etcd.client().await;
+    assert_eq!(granted(&mut client, renewed).await, 700);
+    assert_eq!(granted(&mut client, late).await, 3600);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -321,7 +321,7 @@ fn one_history(seed: u64) {
             .unwrap();
         add_all(&mut stream);
         let mut leases = BTreeSet::new();
-        let hash = stream.finish_stream(&db, |lease| {
+        let hash = stream.finish_stream(&db, |lease, _| {
             leases.insert(lease);
         });
         assert_eq!(hash.unwrap(), folded, "{what}");

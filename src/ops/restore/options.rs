@@ -184,7 +184,7 @@ pub struct Options {
         help_heading = None::<&str>
     )]
     pub leases: KeepOrDrop,
-    /// Time to live of a lease that keys refer to, if no full snapshot contains the lease
+    /// Time to live of a lease that keys refer to, if no full snapshot contains it or an earlier lease of one of the keys
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_ttl, help_heading = None::<&str>)]
     pub lease_ttl: Option<Duration>,
     /// How to ask the other members whether they still have a quorum.

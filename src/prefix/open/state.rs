@@ -9,14 +9,16 @@ use crate::backup::{Snapshot, SnapshotName};
 use crate::base::opt::{REVISION, STORE, TIMELINE};
 use crate::bolt::Database;
 use crate::error::{Error, Reason, Result};
-use crate::mvcc::{Base, Revision};
+use crate::mvcc::{Base, Revision, lease};
 use crate::prefix::by_time::{refuse_uncovered, revision_at};
 use crate::prefix::scan::Scan;
 use crate::prefix::select::{self, At, DeltaSlice, StateRequest, choose_timeline, timeline_of};
 use crate::prefix::snapshot_files::OpenFile;
 use crate::prefix::{Context, free_space};
 use crate::store::{ListedSnapshot, ReadAhead, is_large};
+use std::collections::HashMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 /// The database of a full, and its revisions.
 type OpenFull = (Database<DatabaseFile>, Base);
@@ -47,6 +49,14 @@ pub struct State {
 }
 
 impl State {
+    /// Returns how long the leases live that the full recorded.
+    ///
+    /// # Errors
+    /// `CorruptSnapshot`, `Io`.
+    pub fn leases(&self) -> Result<HashMap<i64, Duration>> {
+        lease::times_to_live(&self.db, |_| true)
+    }
+
     /// Selects the full and the deltas of the requested state, and opens the full.
     ///
     /// # Errors
