@@ -101,7 +101,7 @@ pub(super) struct RecoverArgs {
     #[arg(long, value_parser = yes_or_no)]
     show_secrets: bool,
     /// Wait until Deployments, StatefulSets, DaemonSets and claims are ready
-    #[arg(long, value_parser = yes_or_no)]
+    #[arg(long, requires = "execute", value_parser = yes_or_no)]
     wait: bool,
     /// With --wait: maximum time to wait
     #[arg(long, requires = "wait", value_name = "DURATION", default_value = "5m", value_parser = duration::parse)]
@@ -400,9 +400,11 @@ impl RecoverArgs {
         let line = printable::line(&line);
         print(&(terminal::painted(style, &line, terminal::stdout_has_colour()) + "\n"))?;
         let is_hidden = !self.show_secrets && object.is_secret();
-        let changes = object.changes.iter();
-        for change in changes.map(|change| change.text(is_hidden)) {
-            print(&format!("    {}\n", printable::line(&change)))?;
+        let changes = object.changes.iter().map(|change| change.text(is_hidden));
+        let without = object.without.join(", ");
+        let without = (!without.is_empty()).then(|| format!("without {without}"));
+        for detail in changes.chain(without) {
+            print(&format!("    {}\n", printable::line(&detail)))?;
         }
         Ok(())
     }

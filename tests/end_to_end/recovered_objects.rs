@@ -500,6 +500,15 @@ async fn only_what_was_asked_for_is_touched() {
         "green"
     );
 
+    // What nobody may change is told, and no failure.
+    let fixed = json!({"data": {"colour": "blue"}, "immutable": true});
+    let path = format!("{config_maps}/settings");
+    shop.api.merge(&path, &fixed).await.unwrap();
+    let (code, report, _) = shop.recover(&args);
+    assert_eq!((code, &report["differing"]), (0, &json!(1)), "{report:#}");
+    let reason = &outcome(&report, "configmap/shop/settings")["reason"];
+    assert!(reason.to_string().contains("immutable"), "{reason}");
+
     // Quotas and webhooks speak before anything is written.
     shop.api.delete(&format!("{config_maps}/settings")).await;
     shop.api

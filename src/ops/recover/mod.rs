@@ -155,9 +155,6 @@ pub fn run(
         server: cluster.server().to_owned(),
         ..RecoveredState::default()
     };
-    for left in source.plan.left {
-        state.add(left.into());
-    }
     let planned = source.plan.recovered;
     let mut run = Run {
         cluster,
@@ -170,14 +167,16 @@ pub fn run(
             .collect(),
         uids: HashMap::new(),
     };
-    let failure = run.all(
-        cancel,
-        &planned,
-        source.cluster_uid.as_deref(),
-        &mut state,
-        tell,
-    );
-    let failure = failure.err().or_else(|| state.failure());
+    let recover_all = || {
+        run.check_cluster(source.cluster_uid.as_deref())?;
+        for left in source.plan.left {
+            let left = left.into();
+            tell(Told::Object(&left))?;
+            state.add(left);
+        }
+        run.all(cancel, &planned, &mut state, tell)
+    };
+    let failure = recover_all().err().or_else(|| state.failure());
     let did_something = state.created + state.updated > 0;
     clock.ended(state, did_something, failure)
 }
@@ -242,11 +241,9 @@ impl Run<'_> {
         &mut self,
         cancel: &Cancel,
         planned: &[Planned],
-        cluster_uid: Option<&str>,
         state: &mut RecoveredState,
         tell: &mut dyn FnMut(Told<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.check_cluster(cluster_uid)?;
         let mut waited_for = Vec::new();
         for one in planned {
             cancel.check()?;
@@ -367,6 +364,14 @@ impl Run<'_> {
         self.add_owners(one, &mut object, to)?;
         let is_new = live.is_none();
         let Some(applied) = self.apply(one, &mut object, is_dry_run || !is_new, to)? else {
+            // Such as fields that nobody may change.
+            if !is_new && !self.options.overwrite {
+                to.outcome = Outcome::Differs;
+                to.reason = to
+                    .reason
+                    .take()
+                    .map(|why| format!("it exists, and cannot become so: {why}"));
+            }
             return Ok(());
         };
         if let Some(live) = live {

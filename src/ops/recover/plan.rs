@@ -169,8 +169,10 @@ fn is_of_key(object: &Object, key: &ObjectName<'_>) -> bool {
     // Without a definition, only the plural is known.
     let has_kind = key.resource.kind == object.kind()
         || key.resource.kind == key.resource.plural && key.resource.is_custom;
+    // Kinds that were in the group `extensions` once may still be stored so.
+    let is_old = group == "extensions" && !key.resource.is_custom;
     has_kind
-        && key.resource.group == group
+        && (key.resource.group == group || is_old)
         && object.metadata_text("name") == key.name
         && object.metadata_text("namespace") == key.namespace.unwrap_or_default()
 }
