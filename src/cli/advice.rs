@@ -133,6 +133,9 @@ fn tip(e: &clap::Error, words: &[&str]) -> Option<&'static str> {
         "get" if is_missing && lacks("<OBJECT|KEY>...") => Some(
             "name an object, such as `deltafold get configmap/default/settings`, or give a key; for all keys below one give --prefix, such as --prefix /registry/configmaps/",
         ),
+        "apply" if e.kind() == ErrorKind::UnknownArgument => Some(
+            "objects of Kubernetes, by name, namespace or labels, come back through the API server: `deltafold recover`",
+        ),
         "apply"
             if is_missing
                 && words.iter().any(|w| is_flag(w, "--key"))

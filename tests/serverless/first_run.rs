@@ -487,6 +487,14 @@ fn apply_tells_the_tls_key_from_a_key_of_etcd() {
     refused(&mut with(&both), 64, "Usage");
     refused(&mut with(&["--exact-key", ""]), 64, "Usage");
     refused(&mut with(&["--delete-extra", "--prefix", ""]), 64, "Usage");
+    for objects in [
+        &["configmap/shop/settings"][..],
+        &["-n", "shop"],
+        &["-l", "app=web"],
+    ] {
+        let (message, _) = refused(&mut with(objects), 64, "Usage");
+        assert_has(&message, &["deltafold recover"]);
+    }
     // The variable of the other flag does not count.
     for (given, variable) in [
         ("--exact-key", "DELTAFOLD_PREFIX"),
