@@ -40,6 +40,8 @@ use std::os::unix::ffi::OsStrExt;
 #[command(
     mut_arg("revision", |a| a.conflicts_with("deleted")),
     mut_arg("time", |a| a.conflicts_with("deleted")),
+    mut_arg("since", |a| a.requires("deleted")),
+    mut_arg("until", |a| a.requires("deleted")),
     after_long_help = "\
 Examples:
   Show what would change below a prefix:
@@ -325,9 +327,10 @@ impl Render for AppliedState {
         );
         if o.left_alone > 0 {
             let keys = count(o.left_alone, "key");
-            let kept = match o.deleted_in.is_empty() {
-                true => "that the backup does not have; --delete-extra would delete",
-                false => "that exist with another value",
+            let kept = if o.deleted_in.is_empty() {
+                "that the backup does not have; --delete-extra would delete"
+            } else {
+                "that exist with another value"
             };
             text.field("kept", format!("{keys} {kept}"));
         }

@@ -30,6 +30,7 @@ use crate::ops::report::{Report, Status};
 use crate::prefix::open::{BackupLocation, State};
 use crate::prefix::scan::Scan;
 use crate::prefix::set_aside::{Purpose, decide_again};
+use crate::telemetry::logs;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use serde::Deserialize as _;
@@ -51,6 +52,8 @@ use tokio::runtime::Handle;
 #[command(
     mut_arg("revision", |a| a.conflicts_with("deleted")),
     mut_arg("time", |a| a.conflicts_with("deleted")),
+    mut_arg("since", |a| a.requires("deleted")),
+    mut_arg("until", |a| a.requires("deleted")),
     after_long_help = "\
 Examples:
   Show what would bring a ConfigMap back as it was two hours ago, and then do it:
@@ -221,12 +224,14 @@ impl RecoverArgs {
             Format::Yaml => None,
             _ => Some(self.cluster(cancel)?),
         };
-        let (source, warnings) = match self.deleted {
-            true => self.deleted(&select, &keys, cancel)?,
-            false => self.at(&select, &keys, cancel)?,
+        let (source, warnings) = if self.deleted {
+            self.deleted(&select, &keys, cancel)?
+        } else {
+            self.at(&select, &keys, cancel)?
         };
         self.labels.end(!select.words.is_empty())?;
         let Some(mut cluster) = cluster else {
+            logs::warn_of_others(&warnings);
             return print_manifests(&source.plan);
         };
         let output = format.output()?;
@@ -276,7 +281,7 @@ impl RecoverArgs {
         let request = self.state.request();
         let backup = self.backup.backup_at(request.at, cancel)?;
         let prefixes = select.names.etcd_prefixes();
-        decide_again([backup.context()], Purpose::Read, || {
+        decide_again([backup.context()], Purpose::Restore, || {
             let (state, scan) = backup.open_with_scan(&request)?;
             let (range, parts) = select.keys_in(&backup, &state, false)?;
             let is_named = matches!(range, KeyRange::Keys(_));

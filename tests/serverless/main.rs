@@ -29,6 +29,7 @@ mod mounted_secrets;
 mod object_names;
 mod pages;
 mod prefix;
+mod recovery;
 mod reference;
 mod request_counts;
 mod restore_candidates;

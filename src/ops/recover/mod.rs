@@ -469,9 +469,10 @@ impl Run<'_> {
             Answer::Missing => Namespace::Missing,
             Answer::Done(live) => {
                 let live = Object::from_json(live);
-                match live.is_terminating() {
-                    true => Namespace::Terminating(what_remains(&live)),
-                    false => Namespace::Active,
+                if live.is_terminating() {
+                    Namespace::Terminating(what_remains(&live))
+                } else {
+                    Namespace::Active
                 }
             }
             // Who may not read it may still write in it.
@@ -592,10 +593,10 @@ fn what_remains(namespace: &Object) -> String {
     let conditions = conditions.and_then(Value::as_array).into_iter().flatten();
     let true_ones = conditions.filter(|c| c["status"] == "True");
     let messages: Vec<&str> = true_ones.filter_map(|c| c["message"].as_str()).collect();
-    match messages.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", messages.join("; ")),
+    if messages.is_empty() {
+        return String::new();
     }
+    format!(" ({})", messages.join("; "))
 }
 
 impl RecoveredObject {
