@@ -2,8 +2,9 @@
 //!
 //! The operation itself is `ops::apply`.
 
-use super::deleted::{SpanArgs, Wanted};
+use super::deleted::{DeletionArgs, Wanted};
 use super::endpoints::EndpointArgs;
+use super::recover::Lost;
 use super::render::{Blocks, Cell, Render, Row};
 use super::{BackupArgs, Ended, Output, print, print_report, text};
 use crate::base::Cancel;
@@ -21,7 +22,6 @@ use crate::ops::apply::{
 };
 use crate::ops::options::StateOptions;
 use crate::ops::read::Keys;
-use crate::ops::read::deleted::deletion_advice;
 use crate::ops::report::{Report, Status};
 use crate::prefix::set_aside::{Purpose, decide_again};
 use clap::Args;
@@ -37,12 +37,7 @@ use std::os::unix::ffi::OsStrExt;
 /// other keys are written. Live keys that the backup does not have are deleted only with --delete-extra. Values are
 /// copied byte for byte.
 #[derive(Debug, Args)]
-#[command(
-    mut_arg("revision", |a| a.conflicts_with("deleted")),
-    mut_arg("time", |a| a.conflicts_with("deleted")),
-    mut_arg("since", |a| a.requires("deleted")),
-    mut_arg("until", |a| a.requires("deleted")),
-    after_long_help = "\
+#[command(after_long_help = "\
 Examples:
   Show what would change below a prefix:
       deltafold apply --prefix /app/ --store s3://backups/etcd-main \\
@@ -80,11 +75,8 @@ pub(super) struct ApplyArgs {
         conflicts_with = "prefix"
     )]
     exact_key: Vec<OsString>,
-    /// Put what was deleted from --since to --until and is not there now, each key as it was just before
-    #[arg(long, conflicts_with = "delete_extra", value_parser = yes_or_no)]
-    deleted: bool,
     #[command(flatten)]
-    span: SpanArgs,
+    deletions: DeletionArgs,
     /// Also write keys of Kubernetes' API servers past these: without admission and owners, which are not looked at
     #[arg(long, value_parser = yes_or_no)]
     raw_kubernetes: bool,
@@ -92,7 +84,7 @@ pub(super) struct ApplyArgs {
     #[arg(long, value_parser = yes_or_no)]
     execute: bool,
     /// Delete live keys with the prefix that the backup does not have
-    #[arg(long, value_parser = yes_or_no)]
+    #[arg(long, conflicts_with = "deleted", value_parser = yes_or_no)]
     delete_extra: bool,
     /// Maximum number of keys per transaction, as the etcd flag of the same name allows
     #[arg(long, value_name = "N", default_value_t = MAX_TXN_OPS as u32, value_parser = clap::value_parser!(u32).range(1..))]
@@ -123,7 +115,7 @@ impl ApplyArgs {
             let parts = exact.iter().cloned().map(KeyRange::Key).collect();
             return Ok((KeyRange::Keys(exact), parts));
         }
-        if self.prefix.is_empty() && !self.deleted {
+        if self.prefix.is_empty() && !self.deletions.deleted {
             return usage(
                 "say what to apply: --prefix, --exact-key or --deleted; objects of Kubernetes come back with `deltafold recover`",
             );
@@ -151,17 +143,17 @@ impl ApplyArgs {
             revision: Revision(0),
             execute: self.execute,
             delete_extra: self.delete_extra,
-            only_missing: self.deleted,
+            only_missing: self.deletions.deleted,
             raw_kubernetes: self.raw_kubernetes,
             leases: HashMap::new(),
             max_txn_ops: self.max_txn_ops as usize,
             max_request_bytes: self.max_request_bytes as usize,
         };
         let mut tell = |difference: &Difference| match output {
-            Output::Text if !self.deleted => print(&line(difference)),
+            Output::Text if !self.deletions.deleted => print(&line(difference)),
             _ => Ok(()),
         };
-        if self.deleted {
+        if self.deletions.deleted {
             return self.put_deleted(&client, cancel, options, &mut tell, output);
         }
         let backup = self.backup.backup_at(self.state.request().at, cancel)?;
@@ -180,13 +172,15 @@ impl ApplyArgs {
             |each| visit_keys(&mut wanted, each),
             &mut tell,
             |absent| {
-                deletion_advice(
-                    &backup,
-                    scan.as_ref(),
-                    &source,
-                    &absent,
-                    &EncryptionKeys::default(),
-                )
+                let lost = Lost {
+                    args: &self.backup,
+                    backup: &backup,
+                    scan: scan.as_ref(),
+                    state: &source,
+                    prefixes: &EtcdPrefixes::new(None),
+                    keys: &EncryptionKeys::default(),
+                };
+                lost.keys(&absent)
             },
         );
         let backup_warnings = source.warnings.iter().cloned();
@@ -213,7 +207,7 @@ impl ApplyArgs {
             records: true,
             counts_events: false,
         };
-        let (_, mut deleted) = self.span.read(&wanted, &self.backup, cancel)?;
+        let (_, mut deleted) = self.deletions.span.read(&wanted, &self.backup, cancel)?;
         let known = deleted.keys.len();
         let transactions = Transaction::of(&deleted.keys);
         deleted.keys.retain(|d| !d.record.is_empty());

@@ -11,6 +11,7 @@ use super::{BackupArgs, Ended, Output};
 use super::{render, terminal, text};
 use crate::backup::chain::show_ranges;
 use crate::base::Cancel;
+use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::error::Result;
 use crate::mvcc::{KeyRange, Revision};
@@ -68,6 +69,21 @@ pub(super) struct SpanArgs {
     /// End of the span, as --since [default: the newest revision]
     #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::until)]
     until: Option<At>,
+}
+
+/// Deletions that are undone.
+#[derive(Debug, Args)]
+#[command(
+    next_help_heading = "Deletions",
+    mut_arg("since", |a| a.requires("deleted")),
+    mut_arg("until", |a| a.requires("deleted"))
+)]
+pub(super) struct DeletionArgs {
+    /// Bring back what was deleted from --since to --until and is not there now, each as it was just before
+    #[arg(long, conflicts_with_all = ["revision", "time"], value_parser = yes_or_no)]
+    pub(super) deleted: bool,
+    #[command(flatten)]
+    pub(super) span: SpanArgs,
 }
 
 /// Which deletions are read, and what of them.

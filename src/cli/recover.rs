@@ -2,7 +2,7 @@
 //!
 //! The operation itself is `ops::recover`.
 
-use super::deleted::{SpanArgs, Wanted};
+use super::deleted::{DeletionArgs, Wanted};
 use super::format::Format;
 use super::objects::{LabelArgs, ObjectArgs, SelectArgs};
 use super::render::{Blocks, Cell, Render};
@@ -49,12 +49,7 @@ use tokio::runtime::Handle;
 /// included. What exists is left, unless --overwrite. What a controller makes anew from its owner, such as the Pods of a
 /// Deployment, is left out unless it is named; so are fields that only a server sets.
 #[derive(Debug, Args)]
-#[command(
-    mut_arg("revision", |a| a.conflicts_with("deleted")),
-    mut_arg("time", |a| a.conflicts_with("deleted")),
-    mut_arg("since", |a| a.requires("deleted")),
-    mut_arg("until", |a| a.requires("deleted")),
-    after_long_help = "\
+#[command(after_long_help = "\
 Examples:
   Show what would bring a ConfigMap back as it was two hours ago, and then do it:
       deltafold recover configmap/shop/settings --time '2h ago' --store s3://backups/etcd-main
@@ -80,18 +75,15 @@ pub(super) struct RecoverArgs {
     /// Also change objects that exist with other fields; fields that only the cluster has stay
     #[arg(long, conflicts_with = "deleted", value_parser = yes_or_no)]
     overwrite: bool,
-    /// Recover what was deleted from --since to --until and is not there now, each as it was just before
-    #[arg(long, value_parser = yes_or_no)]
-    deleted: bool,
     #[command(flatten)]
-    span: SpanArgs,
+    deletions: DeletionArgs,
     /// Recover the objects that this file names; - is standard input
     ///
     /// YAML or JSON: objects with kind and metadata, as kubectl prints them, or a list of names such as
     /// configmap/shop/settings.
     #[arg(short, long, value_name = "FILE", conflicts_with = "words")]
     filename: Option<PathBuf>,
-    /// Keep finalizers: the object cannot be deleted until whoever they name has removed them
+    /// Keep finalizers: an object with one cannot be deleted until the finalizer's controller has removed it
     #[arg(long, value_parser = yes_or_no)]
     keep_finalizers: bool,
     /// Let the server choose cluster IPs and node ports of Services if theirs are taken
@@ -187,11 +179,8 @@ impl Lost<'_> {
     /// # Errors
     /// As [`last_deletion`].
     pub(super) fn namespace(&self, namespace: &str) -> Result<Option<String>> {
-        let keys = self
-            .prefixes
-            .iter()
-            .map(|p| format!("{p}/namespaces/{namespace}").into_bytes());
-        let range = KeyRange::Keys(keys.collect());
+        let keys = self.prefixes.namespace_keys(namespace);
+        let range = KeyRange::Keys(keys.into_iter().collect());
         let deleted = last_deletion(self.backup, self.scan, self.state, &range, self.keys)?;
         Ok(deleted
             .filter(|deleted| !deleted.is_recreated)
@@ -213,7 +202,7 @@ impl RecoverArgs {
         if let Some(file) = &self.filename {
             select.words = names_in(file)?;
         }
-        if !select.is_given() && !self.deleted {
+        if !select.is_given() && !self.deletions.deleted {
             return Err(Reason::Usage.error(
                 "say what to recover: KIND/NAMESPACE/NAME, -n NAMESPACE for all in it, -f FILE, or --deleted",
             ));
@@ -224,7 +213,7 @@ impl RecoverArgs {
             Format::Yaml => None,
             _ => Some(self.cluster(cancel)?),
         };
-        let (source, warnings) = if self.deleted {
+        let (source, warnings) = if self.deletions.deleted {
             self.deleted(&select, &keys, cancel)?
         } else {
             self.at(&select, &keys, cancel)?
@@ -238,7 +227,7 @@ impl RecoverArgs {
         let options = Options {
             execute: self.execute,
             overwrite: self.overwrite,
-            only_missing: self.deleted,
+            only_missing: self.deletions.deleted,
             other_cluster: self.other_cluster,
             new_addresses: self.new_addresses,
             wait: self.wait.then_some(self.timeout),
@@ -370,7 +359,7 @@ impl RecoverArgs {
             records: true,
             counts_events: select.words.is_empty(),
         };
-        let (backup, deleted) = self.span.read(&wanted, &self.backup, cancel)?;
+        let (backup, deleted) = self.deletions.span.read(&wanted, &self.backup, cancel)?;
         let is_named = select
             .words
             .iter()

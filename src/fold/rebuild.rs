@@ -26,12 +26,11 @@ pub(crate) type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 /// How leases are treated in the new database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leases {
-    /// Keys keep their lease IDs, and the records of leases are those of the base. A lease without one gets that of the lease
-    /// which a key of it had in the base, if there is one.
+    /// Keys keep their lease IDs, and the records of leases are those of the base. If a lease has no record there, but the
+    /// earlier lease of its key has, it gets one with the same time to live.
     AsRecorded,
-    /// Keys keep their lease IDs. A lease without a record in the base gets one with the time to live of the lease that a
-    /// key of it had in the base, or else with this one, so
-    /// that its keys still expire.
+    /// Keys keep their lease IDs. If a lease has no record in the base, it gets one with the time to live of its key's earlier
+    /// lease. If that has none either, this is the time to live, so that the keys expire.
     Keep {
         /// The time to live from the start of etcd, in whole seconds.
         time_to_live: Duration,
@@ -282,7 +281,7 @@ impl Rebuild<'_> {
 /// The leases to which live keys are attached. They are collected while records are written.
 struct AttachedLeases {
     treatment: Leases,
-    /// The IDs in the order of the keys of the bucket, with that of the lease which a key of it had in the base, or 0.
+    /// The IDs, in the order of the keys of the bucket. To each belongs the earlier lease of its key: the ID in the base, or 0.
     ids: BTreeMap<[u8; lease::KEY_SIZE], i64>,
 }
 

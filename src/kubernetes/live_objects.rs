@@ -31,6 +31,14 @@ pub struct ObjectId {
     pub name: String,
 }
 
+impl ObjectId {
+    /// The group of the API version; empty for the core group.
+    pub fn group(&self) -> &str {
+        let version = self.api_version.split_once('/');
+        version.map_or("", |(group, _)| group)
+    }
+}
+
 /// What an API server answered.
 #[derive(Debug)]
 pub enum Answer<T> {
@@ -45,6 +53,16 @@ pub enum Answer<T> {
 }
 
 impl<T> Answer<T> {
+    /// Turns what was done into something else.
+    pub fn map<U>(self, turn: impl FnOnce(T) -> U) -> Answer<U> {
+        match self {
+            Answer::Done(done) => Answer::Done(turn(done)),
+            Answer::Missing => Answer::Missing,
+            Answer::NotServed => Answer::NotServed,
+            Answer::Refused(why) => Answer::Refused(why),
+        }
+    }
+
     /// Goes on with what was done.
     fn and_then<U>(self, next: impl FnOnce(T) -> Result<Answer<U>>) -> Result<Answer<U>> {
         match self {
@@ -182,11 +200,11 @@ impl LiveObjects {
             return Ok(Answer::NotServed);
         }
         Ok(match status(&e) {
-            // What the server has no time for, and who nobody is.
+            // The server has no time, or does not know the user: the next object would fare the same.
             Some(s) if [401, 408, 429, 503, 504].contains(&s.code) => {
                 return Err(failure(&operation, &e));
             }
-            // Whoever writes is told that something else lacks: the namespace.
+            // A write into a namespace that does not exist is answered so, too, with the namespace as the detail.
             Some(s) if s.code == 404 && (is_read || s.details.is_none()) => Answer::Missing,
             Some(s) => Answer::Refused(status_text(s)),
             None => return Err(failure(&operation, &e)),

@@ -35,6 +35,12 @@ impl EtcdPrefixes {
         self.0.iter().map(String::as_str)
     }
 
+    /// Returns the keys that a namespace may have.
+    pub fn namespace_keys(&self, name: &str) -> Vec<Vec<u8>> {
+        let key = |prefix: &str| format!("{prefix}/namespaces/{name}").into_bytes();
+        self.iter().map(key).collect()
+    }
+
     /// Returns the prefix of a key, if it has one of these.
     pub fn of_key(&self, key: &[u8]) -> Option<&str> {
         let begins = |p: &&str| {

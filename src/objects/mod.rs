@@ -295,14 +295,27 @@ impl Object {
         !self.metadata_text("deletionTimestamp").is_empty()
     }
 
+    /// The group of the API version; empty for the core group.
+    pub fn group(&self) -> &str {
+        let version = self.api_version();
+        version.split_once('/').map_or("", |(group, _)| group)
+    }
+
+    /// Returns the references to owners.
+    pub fn owner_references(&self) -> &[Value] {
+        let metadata = self.json.get("metadata");
+        let references = metadata.and_then(|m| m.get("ownerReferences"));
+        let references = references.and_then(Value::as_array);
+        references.map(Vec::as_slice).unwrap_or_default()
+    }
+
     /// Returns the owners; the one that controls the object comes first.
     pub fn owners(&self) -> Vec<Owner> {
-        let owners = self
-            .json
-            .get("metadata")
-            .and_then(|m| m.get("ownerReferences"));
-        let owners = owners.and_then(Value::as_array).into_iter().flatten();
-        let mut owners: Vec<Owner> = owners.filter_map(Owner::of).collect();
+        let mut owners: Vec<Owner> = self
+            .owner_references()
+            .iter()
+            .filter_map(Owner::of)
+            .collect();
         owners.sort_by_key(|owner| !owner.is_controller);
         owners
     }

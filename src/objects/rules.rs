@@ -307,9 +307,9 @@ impl Object {
 
     /// Returns the kind, and after a dot its group, if it has one.
     pub fn kind_and_group(&self) -> String {
-        match self.api_version().split_once('/') {
-            Some((group, _)) => format!("{}.{group}", self.kind()),
-            None => self.kind().to_owned(),
+        match self.group() {
+            "" => self.kind().to_owned(),
+            group => format!("{}.{group}", self.kind()),
         }
     }
 
@@ -383,7 +383,7 @@ fn upgrade_definition(definition: &mut Map<String, Value>) {
     }
 }
 
-/// Removes a field, and the map in which it was if nothing is left of it. Returns whether it was there.
+/// Removes a field. If the map around it is empty then, removes that, too. Returns whether the field was there.
 fn remove(json: &mut Map<String, Value>, path: &[&str]) -> bool {
     match path {
         [] => false,

@@ -156,8 +156,8 @@ pub struct AppliedState {
     pub conflicts: u64,
     /// Keys that exceed the server's limits and were not written.
     pub too_large: u64,
-    /// Keys that had a lease in the backup of which no full tells how long it lives, and are written without one (in a dry
-    /// run: would be).
+    /// Keys that had a lease in the backup and are written without one (in a dry run: would be), because no full tells the time
+    /// to live of the lease.
     pub leases_detached: u64,
     /// Number of transactions that wrote.
     pub transactions: u64,

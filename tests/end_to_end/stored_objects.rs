@@ -114,18 +114,18 @@ async fn create_widget(api: &Api) -> Value {
     widget
 }
 
-pub async fn take_full(etcd: &Etcd, store: &Path) {
-    let mut full = deltafold();
-    full.args([
+pub fn take_snapshot(kind: &str, etcd: &Etcd, store: &Path) {
+    let mut snapshot = deltafold();
+    snapshot.args([
         "snapshot",
-        "full",
+        kind,
         "--output",
         "json",
         "--endpoints",
         etcd.endpoint(),
         "--store",
     ]);
-    succeed(full.arg(store));
+    succeed(snapshot.arg(store));
 }
 
 /// Every key of the store, as `get` prints it.
@@ -253,7 +253,7 @@ async fn every_object_is_what_the_server_serves() {
     create_all(&api, &objects).await;
     let widget = create_widget(&api).await;
     let store = folder.path().join("store");
-    take_full(&etcd, &store).await;
+    take_snapshot("full", &etcd, &store);
 
     let resources = Resources::of(&api).await;
     let (mut same, mut changed, mut kinds) = (0, 0, BTreeMap::new());
@@ -327,7 +327,7 @@ async fn cbor_and_encryption_at_rest() {
     .await;
     create_widget(&api).await;
     let store = folder.path().join("store");
-    take_full(&etcd, &store).await;
+    take_snapshot("full", &etcd, &store);
 
     let resources = Resources::of(&api).await;
     let mut compared = BTreeSet::new();
@@ -386,22 +386,13 @@ async fn the_deleted_config_map_is_brought_back() {
         })
     };
     create_all(&api, &[namespace]).await;
-    take_full(&etcd, &store).await;
+    take_snapshot("full", &etcd, &store);
     let begin = etcd.revision().await;
     create_all(&api, &[settings("green")]).await;
     let path = "/api/v1/namespaces/shop/configmaps/settings";
     api.delete(path).await;
     let deleted = etcd.revision().await;
-    let mut delta = deltafold();
-    delta.args([
-        "snapshot",
-        "delta",
-        "--output",
-        "json",
-        "--endpoints",
-        etcd.endpoint(),
-    ]);
-    succeed(delta.arg("--store").arg(&store));
+    take_snapshot("delta", &etcd, &store);
 
     let bin = folder.path().join("bin");
     std::fs::create_dir(&bin).unwrap();

@@ -7,7 +7,7 @@ use super::stream::{Collector, KeyChange, KeyVersion, VersionStream};
 use super::versions::{Coverage, known_before, read_between};
 use super::{check_size, kinds};
 use crate::backup::chain::RevisionRange;
-use crate::base::opt::{REVISION, SINCE, TIME};
+use crate::base::opt::SINCE;
 use crate::base::time::{rfc3339, utc};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
@@ -554,25 +554,6 @@ pub(crate) fn last_deletion(
         records: false,
     };
     span.dates(range, Some(&objects))?.last()
-}
-
-/// Returns advice for keys that a state does not have: when they were deleted, and how to get the state before.
-///
-/// # Errors
-/// As [`last_deletion`].
-pub fn deletion_advice(
-    backup: &BackupLocation,
-    scan: Option<&Scan>,
-    state: &State,
-    range: &KeyRange,
-    keys: &EncryptionKeys,
-) -> Result<String> {
-    Ok(match last_deletion(backup, scan, state, range, keys)? {
-        None => NO_DELETION.to_owned(),
-        Some(DeletedKey {
-            deletion, before, ..
-        }) => format!("{deletion}: give an earlier {TIME}, or {REVISION} {before}"),
-    })
 }
 
 /// Returns the owner of an object: the controller, or the first one.

@@ -19,7 +19,7 @@ use crate::ops::report::{Report, ReportBuilder};
 use chrono::{DateTime, Utc};
 use plan::{Left, Plan, Planned};
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -76,7 +76,7 @@ pub struct RecoveredObject {
     pub reason: Option<String>,
     /// Whether the server could check it in a dry run: not if its namespace or its definition is to be created first.
     pub checked: bool,
-    /// The fields that differ: `old` is what the cluster has, `new` what the object of the backup makes of it.
+    /// The fields that differ: `old` is the value in the cluster, `new` the value after the object of the backup is applied.
     pub changes: Vec<FieldChange>,
     /// Fields that the rules took out, beside those that a server sets in every object.
     pub without: Vec<String>,
@@ -114,7 +114,7 @@ pub struct RecoveredState {
     pub objects: Vec<RecoveredObject>,
 }
 
-/// What is told while it happens.
+/// A part of the report that is shown at once.
 pub enum Told<'a> {
     /// The next object.
     Object(&'a RecoveredObject),
@@ -193,16 +193,12 @@ struct Name {
 impl Name {
     fn of(id: &ObjectId) -> Self {
         Name {
-            group: group(&id.api_version).to_owned(),
+            group: id.group().to_owned(),
             kind: id.kind.clone(),
             namespace: id.namespace.clone(),
             name: id.name.clone(),
         }
     }
-}
-
-fn group(api_version: &str) -> &str {
-    api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
 /// Returns the group and the kind that an object defines, if it is a definition.
@@ -247,15 +243,8 @@ impl Run<'_> {
         let mut waited_for = Vec::new();
         for one in planned {
             cancel.check()?;
-            let mut recovered = RecoveredObject {
-                object: one.name.clone(),
-                outcome: Outcome::Refused,
-                reason: None,
-                checked: true,
-                changes: Vec::new(),
-                without: one.without.clone(),
-                ready: None,
-            };
+            let mut recovered = RecoveredObject::new(one.name.clone());
+            recovered.without.clone_from(&one.without);
             self.recover(one, &mut recovered)?;
             tell(Told::Object(&recovered))?;
             if !matches!(recovered.outcome, Outcome::LeftOut | Outcome::Refused) {
@@ -287,9 +276,9 @@ impl Run<'_> {
                 "the backup does not tell which cluster it is of: it has no namespace kube-system that can be read".to_owned(),
             );
         };
-        match self.cluster.get(&namespace_id("kube-system"))? {
+        match self.get(&namespace_id("kube-system"))? {
             Answer::Done(live) => {
-                let live = uid(&live).unwrap_or_default();
+                let live = live.metadata_text("uid");
                 if live == of_backup {
                     return Ok(());
                 }
@@ -309,34 +298,13 @@ impl Run<'_> {
     /// Compares an object with what the server has, and applies it if that is wanted.
     fn recover(&mut self, one: &Planned, to: &mut RecoveredObject) -> Result<()> {
         let is_dry_run = !self.options.execute;
-        if let Some(namespace) = &one.id.namespace {
-            match self.namespace(namespace)? {
-                Namespace::Active => {}
-                Namespace::Terminating(why) => {
-                    to.refuse(format!(
-                        "its namespace is being deleted: run again when it is gone{why}"
-                    ));
-                    return Ok(());
-                }
-                Namespace::Missing if is_dry_run && self.has_namespace(namespace) => {
-                    (to.outcome, to.checked) = (Outcome::Created, false);
-                    return Ok(());
-                }
-                Namespace::Missing if !self.has_namespace(namespace) => {
-                    to.refuse(format!(
-                        "there is no namespace {namespace}: recover it, too"
-                    ));
-                    return Ok(());
-                }
-                Namespace::Missing => {}
-            }
+        if !self.has_place(one, to)? {
+            return Ok(());
         }
-        let is_defined = (group(&one.id.api_version).to_owned(), one.id.kind.clone());
-        let is_defined = self.defined.contains(&is_defined);
-        let live = match self.get(&one.id, is_defined && !is_dry_run)? {
-            Answer::Done(live) => Some(Object::from_json(live)),
+        let live = match self.get_served(&one.id)? {
+            Answer::Done(live) => Some(live),
             Answer::Missing => None,
-            Answer::NotServed if is_defined && is_dry_run => {
+            Answer::NotServed if is_dry_run && self.is_defined(&one.id) => {
                 (to.outcome, to.checked) = (Outcome::Created, false);
                 return Ok(());
             }
@@ -352,57 +320,90 @@ impl Run<'_> {
                 return Ok(());
             }
         };
-        if live.as_ref().is_some_and(Object::is_terminating) {
+        if let Some(live) = live {
+            return self.recover_existing(one, &live, to);
+        }
+        let mut object = self.with_owners(one, to)?;
+        if let Some(applied) = self.apply(one, &mut object, is_dry_run, to)? {
+            to.outcome = Outcome::Created;
+            if !is_dry_run {
+                let uid = applied.metadata_text("uid").to_owned();
+                self.uids.insert(Name::of(&one.id), Some(uid));
+                if one.id.kind == "Namespace" {
+                    self.namespaces
+                        .insert(one.id.name.clone(), Namespace::Active);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an object's namespace takes it now. If not, `to` says why.
+    fn has_place(&mut self, one: &Planned, to: &mut RecoveredObject) -> Result<bool> {
+        let Some(namespace) = &one.id.namespace else {
+            return Ok(true);
+        };
+        let is_planned = self.planned.contains(&Name::of(&namespace_id(namespace)));
+        match self.namespace(namespace)? {
+            Namespace::Active => return Ok(true),
+            Namespace::Terminating(why) => to.refuse(format!(
+                "its namespace is being deleted: run again when it is gone{why}"
+            )),
+            Namespace::Missing if !is_planned => to.refuse(format!(
+                "there is no namespace {namespace}: recover it, too"
+            )),
+            Namespace::Missing if self.options.execute => return Ok(true),
+            Namespace::Missing => (to.outcome, to.checked) = (Outcome::Created, false),
+        }
+        Ok(false)
+    }
+
+    /// Compares an object with the one that exists, and changes that if it is wanted.
+    fn recover_existing(
+        &mut self,
+        one: &Planned,
+        live: &Object,
+        to: &mut RecoveredObject,
+    ) -> Result<()> {
+        if live.is_terminating() {
             to.refuse("it is being deleted: run again when it is gone".to_owned());
             return Ok(());
         }
-        if live.is_some() && self.options.only_missing {
+        if self.options.only_missing {
             (to.outcome, to.reason) = (Outcome::LeftOut, Some("it exists".to_owned()));
             return Ok(());
         }
-        let mut object = one.object.clone();
-        self.add_owners(one, &mut object, to)?;
-        let is_new = live.is_none();
-        let Some(applied) = self.apply(one, &mut object, is_dry_run || !is_new, to)? else {
-            // Such as fields that nobody may change.
-            if !is_new && !self.options.overwrite {
+        let mut object = self.with_owners(one, to)?;
+        // The server sets defaults, so it says what would be changed.
+        let Some(applied) = self.apply(one, &mut object, true, to)? else {
+            // Such as a field that is immutable.
+            if !self.options.overwrite {
+                let why = to.reason.take().unwrap_or_default();
                 to.outcome = Outcome::Differs;
-                to.reason = to
-                    .reason
-                    .take()
-                    .map(|why| format!("it exists, and cannot become so: {why}"));
+                to.reason = Some(format!("it exists, and cannot become so: {why}"));
             }
             return Ok(());
         };
-        if let Some(live) = live {
-            to.changes = Object::from_json(applied).changes_since(&live);
-            let released = released_claim(&live, &one.object);
-            to.changes.extend(released.clone());
-            to.outcome = match (to.changes.is_empty(), self.options.overwrite) {
-                (true, _) => Outcome::Unchanged,
-                (false, true) => Outcome::Updated,
-                (false, false) => {
-                    to.reason = Some(format!(
-                        "it exists with other fields; {OVERWRITE} changes it"
-                    ));
-                    Outcome::Differs
-                }
-            };
-            if to.outcome == Outcome::Updated && !is_dry_run {
-                let is_applied = self.apply(one, &mut object, false, to)?.is_some();
-                if is_applied && released.is_some() {
-                    self.bind_by_name(&one.id, to)?;
-                }
-            }
+        to.changes = applied.changes_since(live);
+        let released = released_claim(live, &one.object);
+        to.changes.extend(released.clone());
+        if to.changes.is_empty() {
+            to.outcome = Outcome::Unchanged;
             return Ok(());
         }
-        to.outcome = Outcome::Created;
-        if !is_dry_run {
-            self.uids.insert(Name::of(&one.id), uid(&applied));
-            if one.id.kind == "Namespace" {
-                self.namespaces
-                    .insert(one.id.name.clone(), Namespace::Active);
-            }
+        if !self.options.overwrite {
+            to.outcome = Outcome::Differs;
+            to.reason = Some(format!(
+                "it exists with other fields; {OVERWRITE} changes it"
+            ));
+            return Ok(());
+        }
+        to.outcome = Outcome::Updated;
+        if self.options.execute
+            && self.apply(one, &mut object, false, to)?.is_some()
+            && released.is_some()
+        {
+            self.bind_by_name(&one.id, to)?;
         }
         Ok(())
     }
@@ -414,11 +415,11 @@ impl Run<'_> {
         object: &mut Object,
         is_dry_run: bool,
         to: &mut RecoveredObject,
-    ) -> Result<Option<Map<String, Value>>> {
+    ) -> Result<Option<Object>> {
         let begun = Instant::now();
         loop {
             let why = match self.cluster.apply(&one.id, &object.json, is_dry_run)? {
-                Answer::Done(applied) => return Ok(Some(applied)),
+                Answer::Done(applied) => return Ok(Some(Object::from_json(applied))),
                 // A kind that was just defined is not served by all of the server yet.
                 Answer::Missing if begun.elapsed() < SERVED_WITHIN && !self.defined.is_empty() => {
                     std::thread::sleep(PAUSE);
@@ -443,12 +444,17 @@ impl Run<'_> {
         }
     }
 
-    /// Reads an object. With `wait`, its kind may be served a moment later.
-    fn get(&mut self, id: &ObjectId, wait: bool) -> Result<Answer<Map<String, Value>>> {
+    fn get(&mut self, id: &ObjectId) -> Result<Answer<Object>> {
+        Ok(self.cluster.get(id)?.map(Object::from_json))
+    }
+
+    /// Reads an object. A kind that this run has defined may be served a moment later.
+    fn get_served(&mut self, id: &ObjectId) -> Result<Answer<Object>> {
+        let waits = self.options.execute && self.is_defined(id);
         let begun = Instant::now();
         loop {
-            match self.cluster.get(id)? {
-                Answer::NotServed if wait && begun.elapsed() < SERVED_WITHIN => {
+            match self.get(id)? {
+                Answer::NotServed if waits && begun.elapsed() < SERVED_WITHIN => {
                     std::thread::sleep(PAUSE);
                 }
                 answer => return Ok(answer),
@@ -456,8 +462,10 @@ impl Run<'_> {
         }
     }
 
-    fn has_namespace(&self, name: &str) -> bool {
-        self.planned.contains(&Name::of(&namespace_id(name)))
+    /// Whether the definition of an object's kind is in the plan.
+    fn is_defined(&self, id: &ObjectId) -> bool {
+        let kind = (id.group().to_owned(), id.kind.clone());
+        self.defined.contains(&kind)
     }
 
     /// Returns what a namespace is now.
@@ -465,30 +473,21 @@ impl Run<'_> {
         if let Some(known) = self.namespaces.get(name) {
             return Ok(known.clone());
         }
-        let found = match self.cluster.get(&namespace_id(name))? {
+        let found = match self.get(&namespace_id(name))? {
             Answer::Missing => Namespace::Missing,
-            Answer::Done(live) => {
-                let live = Object::from_json(live);
-                if live.is_terminating() {
-                    Namespace::Terminating(what_remains(&live))
-                } else {
-                    Namespace::Active
-                }
+            Answer::Done(live) if live.is_terminating() => {
+                Namespace::Terminating(what_remains(&live))
             }
             // Who may not read it may still write in it.
-            Answer::NotServed | Answer::Refused(_) => Namespace::Active,
+            Answer::Done(_) | Answer::NotServed | Answer::Refused(_) => Namespace::Active,
         };
         self.namespaces.insert(name.to_owned(), found.clone());
         Ok(found)
     }
 
-    /// Adds the owners that exist, with the UIDs that they have now.
-    fn add_owners(
-        &mut self,
-        one: &Planned,
-        object: &mut Object,
-        to: &mut RecoveredObject,
-    ) -> Result<()> {
+    /// Returns an object with the owners that exist, and the UIDs that they have now.
+    fn with_owners(&mut self, one: &Planned, to: &mut RecoveredObject) -> Result<Object> {
+        let mut object = one.object.clone();
         let mut kept = Vec::new();
         for reference in &one.owners {
             let text = |field: &str| reference[field].as_str().unwrap_or_default().to_owned();
@@ -516,7 +515,7 @@ impl Run<'_> {
         if !kept.is_empty() {
             object.set_owners(kept);
         }
-        Ok(())
+        Ok(object)
     }
 
     fn is_planned(&self, id: &ObjectId) -> bool {
@@ -532,12 +531,11 @@ impl Run<'_> {
         if let Some(known) = self.uids.get(&name) {
             return Ok(known.clone());
         }
-        let found = match self.cluster.get(id)? {
-            Answer::Done(live) => {
-                let live = Object::from_json(live);
-                uid(&live.json).filter(|_| !live.is_terminating())
+        let found = match self.get(id)? {
+            Answer::Done(live) if !live.is_terminating() => {
+                Some(live.metadata_text("uid").to_owned())
             }
-            Answer::Missing | Answer::NotServed | Answer::Refused(_) => None,
+            _ => None,
         };
         self.uids.insert(name, found.clone());
         Ok(found)
@@ -580,10 +578,6 @@ fn namespace_id(name: &str) -> ObjectId {
     }
 }
 
-fn uid(object: &Map<String, Value>) -> Option<String> {
-    Some(object.get("metadata")?.get("uid")?.as_str()?.to_owned())
-}
-
 /// Says what is left in a namespace that is being deleted.
 fn what_remains(namespace: &Object) -> String {
     let conditions = namespace
@@ -600,6 +594,18 @@ fn what_remains(namespace: &Object) -> String {
 }
 
 impl RecoveredObject {
+    fn new(object: String) -> Self {
+        RecoveredObject {
+            object,
+            outcome: Outcome::Refused,
+            reason: None,
+            checked: true,
+            changes: Vec::new(),
+            without: Vec::new(),
+            ready: None,
+        }
+    }
+
     fn refuse(&mut self, reason: String) {
         (self.outcome, self.reason) = (Outcome::Refused, Some(reason));
     }
@@ -608,13 +614,9 @@ impl RecoveredObject {
 impl From<Left> for RecoveredObject {
     fn from(left: Left) -> Self {
         RecoveredObject {
-            object: left.name,
             outcome: left.outcome,
             reason: Some(left.reason),
-            checked: true,
-            changes: Vec::new(),
-            without: Vec::new(),
-            ready: None,
+            ..RecoveredObject::new(left.name)
         }
     }
 }

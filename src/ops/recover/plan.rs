@@ -101,7 +101,8 @@ pub fn plan(selected: Vec<Selected>, names: &KeyNames, keep_finalizers: bool) ->
         let mut still = Vec::with_capacity(before);
         for (name, one, object) in kept {
             let owner = object.owners().into_iter().next();
-            match owner.filter(|owner| !one.is_named && left_uids.contains(&owner.uid)) {
+            let is_left = |uid: &String| !uid.is_empty() && left_uids.contains(uid);
+            match owner.filter(|owner| !one.is_named && is_left(&owner.uid)) {
                 Some(owner) => {
                     left_uids.insert(object.metadata_text("uid").to_owned());
                     let reason = format!("it belongs to a {} that is left out", owner.kind);
@@ -133,14 +134,7 @@ impl Plan {
 
 impl Planned {
     fn new(name: String, object: Object, keep_finalizers: bool) -> Self {
-        let owners = object
-            .json
-            .get("metadata")
-            .and_then(|m| m.get("ownerReferences"));
-        let owners = owners
-            .and_then(Value::as_array)
-            .cloned()
-            .unwrap_or_default();
+        let owners = object.owner_references().to_vec();
         let uid = object.metadata_text("uid").to_owned();
         let (object, without) = object.recoverable(keep_finalizers);
         let namespace = object.metadata_text("namespace");
@@ -162,10 +156,7 @@ impl Planned {
 
 /// Whether an object is the one that its key names: else, an entry of one namespace could bring an object into another one.
 fn is_of_key(object: &Object, key: &ObjectName<'_>) -> bool {
-    let group = object
-        .api_version()
-        .split_once('/')
-        .map_or("", |(group, _)| group);
+    let group = object.group();
     // Without a definition, only the plural is known.
     let has_kind = key.resource.kind == object.kind()
         || key.resource.kind == key.resource.plural && key.resource.is_custom;
@@ -321,6 +312,18 @@ mod tests {
             "persistentvolumeclaim/a/scratch: it belongs to a Pod that is left out",
         ];
         assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn objects_without_uids_do_not_belong_together() {
+        let mut lease = selected("leases", "coordination.k8s.io/v1", "Lease", "l", None);
+        let mut owned = selected("configmaps", "v1", "ConfigMap", "c", Some(("Widget", "w")));
+        for one in [&mut lease, &mut owned] {
+            let metadata = &mut one.object.as_mut().unwrap().json["metadata"];
+            metadata["uid"] = "".into();
+            metadata["ownerReferences"] = json!([{"kind": "Widget", "name": "w", "uid": ""}]);
+        }
+        assert_eq!(planned(vec![lease, owned]).0, ["configmap/a/c"]);
     }
 
     #[test]

@@ -137,15 +137,18 @@ pub fn names(
     selected: &[Selected],
     prefixes: &EtcdPrefixes,
 ) -> Result<KeyNames> {
-    let names = KeyNames::new(Resource::built_in(), prefixes);
-    if selected.iter().all(|one| names.object(&one.key).is_some()) {
-        return Ok(names);
+    let mut all: Vec<Resource> = Resource::built_in().collect();
+    for of in [KindsOf::State, KindsOf::AllTimes] {
+        let names = KeyNames::new(all.iter().cloned(), prefixes);
+        if selected.iter().all(|one| names.object(&one.key).is_some()) {
+            return Ok(names);
+        }
+        all.extend(kinds(backup, state, of, prefixes)?);
     }
-    let custom = kinds(backup, state, KindsOf::AllTimes, prefixes)?;
-    Ok(KeyNames::new(Resource::built_in().chain(custom), prefixes))
+    Ok(KeyNames::new(all, prefixes))
 }
 
-/// Returns the UID of the namespace `kube-system`, by which clusters are told apart; `None` if the state does not have it.
+/// Returns the UID of the namespace `kube-system`, which each cluster has another one of; `None` if the state lacks it.
 ///
 /// # Errors
 /// As [`read::get`].
@@ -155,10 +158,7 @@ pub fn cluster_uid(
     prefixes: &EtcdPrefixes,
     keys: &EncryptionKeys,
 ) -> Result<Option<String>> {
-    let names = prefixes
-        .iter()
-        .map(|p| format!("{p}/namespaces/kube-system").into_bytes());
-    let names: Vec<Vec<u8>> = names.collect();
+    let names = prefixes.namespace_keys("kube-system");
     let mut uid = None;
     read::get(backup.context(), state, &names, |kv| {
         let object = Object::of_record_with(kv, keys, Detail::WithoutManagers);
