@@ -20,6 +20,7 @@ use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::ops::read::deleted::{Deleted, DeletedKey, Deletion, ObjectsRead, Owner};
 use crate::ops::read::json::KeyJson;
+use crate::ops::read::span::Begin;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::select::{At, StateRequest};
 use clap::Args;
@@ -60,15 +61,15 @@ pub(super) struct DeletedArgs {
 
 /// The span in which deletions are looked for.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Deletions")]
+#[command(next_help_heading = "Span")]
 pub(super) struct SpanArgs {
     /// Begin of the span: a duration before now such as 2h, a time such as "yesterday 14:00", or a revision [default: all
     /// that the backup holds]
     #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::since)]
-    since: Option<At>,
+    pub(super) since: Option<At>,
     /// End of the span, as --since [default: the newest revision]
     #[arg(long, value_name = "DURATION|TIME|REV", value_parser = At::until)]
-    until: Option<At>,
+    pub(super) until: Option<At>,
 }
 
 /// Deletions that are undone.
@@ -116,13 +117,8 @@ impl SpanArgs {
     ) -> Result<(BackupLocation, Deleted)> {
         let until = self.until.unwrap_or_default();
         let backup = backup.backup_at(until, cancel)?;
-        let request = |at| StateRequest {
-            at,
-            timeline: wanted.timeline.map(str::to_owned),
-            or_newest: true,
-            or_before: true,
-        };
-        let (since, until) = (self.since.map(request), request(until));
+        let begin = self.since.map_or(Begin::Oldest, Begin::After);
+        let end = end_of_span(until, wanted.timeline);
         let labels = wanted.labels;
         let objects = ObjectsRead {
             keys: wanted.keys,
@@ -131,8 +127,8 @@ impl SpanArgs {
         };
         let mut deleted = Deleted::read(
             &backup,
-            since.as_ref(),
-            &until,
+            begin,
+            &end,
             wanted.prefixes,
             wanted.range,
             &objects,
@@ -141,6 +137,16 @@ impl SpanArgs {
         let are_labelled = |d: &DeletedKey| labels.is_none_or(|l| l.match_seen(d.has_labels));
         deleted.keys.retain(are_labelled);
         Ok((backup, deleted))
+    }
+}
+
+/// Returns the request for the end of a span: it may lie in a hole, and after the newest snapshot.
+pub(super) fn end_of_span(at: At, timeline: Option<&str>) -> StateRequest {
+    StateRequest {
+        at,
+        timeline: timeline.map(str::to_owned),
+        or_newest: true,
+        or_before: true,
     }
 }
 

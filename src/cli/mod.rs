@@ -25,6 +25,7 @@ mod history;
 mod kubernetes;
 mod leases;
 mod list;
+mod log;
 mod maintain;
 mod man;
 mod metrics;
@@ -114,6 +115,7 @@ enum Command {
     Get(get::GetArgs),
     History(history::HistoryArgs),
     Diff(diff::DiffArgs),
+    Log(log::LogArgs),
     Deleted(deleted::DeletedArgs),
     Explore(explore::ExploreArgs),
     Export(export::ExportArgs),
@@ -293,6 +295,7 @@ fn run(cli: Cli, output: Output) -> Ended {
         Command::Get(args) => with_signals(|cancel| args.run(cancel, format)),
         Command::History(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Log(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Deleted(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Explore(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Recover(args) => with_signals(|cancel| args.run(cancel, format)),

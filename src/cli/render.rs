@@ -8,6 +8,7 @@ use super::text::local_time;
 use crate::base::printable::{line, lines};
 use crate::base::shorten::{self, IN_JSON};
 use crate::base::{duration, shell};
+use crate::error::Result;
 use crate::mvcc::Revision;
 use crate::ops::report::{Report, Status};
 use chrono::{DateTime, Utc};
@@ -408,6 +409,60 @@ impl Widths {
         text.truncate(text.trim_end().len());
         text
     }
+}
+
+/// The rows by which the widths of columns are decided. Later rows are printed one by one.
+const ROWS_FOR_WIDTHS: usize = 1000;
+
+/// A table that is printed while it is made.
+pub(super) struct GrowingTable {
+    /// The rows until the widths are decided, each with the style in which it is printed.
+    waiting: Vec<(Vec<String>, Option<Style>)>,
+    widths: Option<Widths>,
+}
+
+impl GrowingTable {
+    pub(super) fn new<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Self {
+        let header: Vec<String> = header.into_iter().map(S::into).collect();
+        GrowingTable {
+            waiting: vec![(escaped(&header), None)],
+            widths: None,
+        }
+    }
+
+    /// Adds a row. `print` gets the lines whose widths are decided.
+    pub(super) fn add(
+        &mut self,
+        row: Vec<String>,
+        style: Option<Style>,
+        print: &mut impl FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
+        self.waiting.push((escaped(&row), style));
+        if self.widths.is_some() || self.waiting.len() > ROWS_FOR_WIDTHS {
+            self.end(print)?;
+        }
+        Ok(())
+    }
+
+    /// Prints the rows that wait. Decides the widths, unless they are decided.
+    pub(super) fn end(&mut self, print: &mut impl FnMut(&str) -> Result<()>) -> Result<()> {
+        let waiting = std::mem::take(&mut self.waiting);
+        let widths = self.widths.get_or_insert_with(|| {
+            let mut widths = Widths::default();
+            waiting.iter().for_each(|(row, _)| widths.add(row));
+            widths
+        });
+        waiting.iter().try_for_each(|(row, style)| {
+            let line = widths.row(row, "   ");
+            let line = style.map_or(line.clone(), |style| terminal::painted(style, &line, true));
+            print(&(line + "\n"))
+        })
+    }
+}
+
+/// The cells of a row, on one line each. A definition's author chooses the header, too.
+fn escaped(row: &[String]) -> Vec<String> {
+    row.iter().map(|cell| line(cell).into_owned()).collect()
 }
 
 #[cfg(test)]

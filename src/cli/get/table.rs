@@ -1,28 +1,25 @@
 //! `deltafold get KIND`: a table of the objects of a kind.
 
 use super::super::format::Format;
-use super::super::render::{WIDEST_CELL, Widths};
+use super::super::render::{GrowingTable, WIDEST_CELL};
 use super::super::stream::Stream;
 use super::super::text;
 use super::Printer;
 use crate::base::duration;
-use crate::base::printable::line;
 use crate::error::Result;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::columns::{CellValue, Column};
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::objects::{Detail, NotDecoded, Object};
 use crate::ops::read::Keys;
-use crate::ops::read::deleted::{Deletion, Span};
+use crate::ops::read::deleted::Deletion;
+use crate::ops::read::span::Span;
 use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use std::collections::HashMap;
-
-/// The rows by which the widths of columns are decided. Later rows are printed one by one.
-const ROWS_FOR_WIDTHS: usize = 1000;
 
 impl Printer<'_> {
     /// Prints a table of the objects of a range, and returns whether it has a row. For a moment in the past, it has a column
@@ -58,11 +55,11 @@ impl Printer<'_> {
             if is_past {
                 header.push("DELETED".to_owned());
             }
-            Table::new(header)
+            GrowingTable::new(header)
         };
         let mut print = |line: &str| out.write(line.as_bytes());
         // The table of a kind. Keys are sorted, so those of a kind stand together.
-        let mut table: Option<(usize, Table)> = None;
+        let mut table: Option<(usize, GrowingTable)> = None;
         let now = point.time.unwrap_or_else(Utc::now);
         let mut keys = Keys::read(ctx, source, range)?;
         let row = |kv: &KeyValue<'_>| {
@@ -87,7 +84,7 @@ impl Printer<'_> {
                 table = Some((kind, begin(kind)));
             }
             match &mut table {
-                Some((_, table)) => table.add(row, &mut print),
+                Some((_, table)) => table.add(row, None, &mut print),
                 None => Ok(()),
             }
         })?;
@@ -197,9 +194,9 @@ pub fn table(resource: &Resource, objects: &[Value]) -> Result<String> {
         text.push_str(line);
         Ok(())
     };
-    let mut table = Table::new(columns.iter().map(|c| c.header.clone()).collect());
+    let mut table = GrowingTable::new(columns.iter().map(|c| c.header.clone()));
     for object in objects {
-        table.add(cells(object, &columns, Utc::now()), &mut print)?;
+        table.add(cells(object, &columns, Utc::now()), None, &mut print)?;
     }
     table.end(&mut print)?;
     Ok(text)
@@ -211,46 +208,4 @@ fn deleted(deletion: &Deletion) -> String {
         Some(revision) => format!("revision {revision}"),
         None => "yes".to_owned(),
     })
-}
-
-/// A table that is printed while it is made.
-struct Table {
-    /// The rows until the widths are decided.
-    waiting: Vec<Vec<String>>,
-    widths: Option<Widths>,
-}
-
-impl Table {
-    fn new(header: Vec<String>) -> Self {
-        Table {
-            waiting: vec![escaped(&header)],
-            widths: None,
-        }
-    }
-
-    /// Adds a row. `print` gets the lines whose widths are decided.
-    fn add(&mut self, row: Vec<String>, print: &mut impl FnMut(&str) -> Result<()>) -> Result<()> {
-        self.waiting.push(escaped(&row));
-        if self.widths.is_some() || self.waiting.len() > ROWS_FOR_WIDTHS {
-            self.end(print)?;
-        }
-        Ok(())
-    }
-
-    /// Prints the rows that wait. Decides the widths, unless they are decided.
-    fn end(&mut self, print: &mut impl FnMut(&str) -> Result<()>) -> Result<()> {
-        let waiting = std::mem::take(&mut self.waiting);
-        let widths = self.widths.get_or_insert_with(|| {
-            let mut widths = Widths::default();
-            waiting.iter().for_each(|row| widths.add(row));
-            widths
-        });
-        let mut lines = waiting.iter().map(|row| widths.row(row, "   ") + "\n");
-        lines.try_for_each(|line| print(&line))
-    }
-}
-
-/// The cells of a row, on one line each. A definition's author chooses the header, too.
-fn escaped(row: &[String]) -> Vec<String> {
-    row.iter().map(|cell| line(cell).into_owned()).collect()
 }

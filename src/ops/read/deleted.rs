@@ -1,26 +1,22 @@
 //! Finds what was deleted in a span of a timeline, also if it was created in it, and when a key was deleted.
 //!
-//! The changes of the span are read once, beside what existed before it, which tells what a deletion that no snapshot
-//! records took away.
+//! `span` reads the changes of the span, beside what existed before it.
 
-use super::stream::{Collector, KeyChange, KeyVersion, VersionStream};
-use super::versions::{Coverage, known_before, read_between};
-use super::{check_size, kinds};
+use super::check_size;
+use super::span::{Begin, Existence, Known, Opened, Span};
+use super::stream::{KeyChange, KeyVersion, VersionStream};
 use crate::backup::chain::RevisionRange;
-use crate::base::opt::SINCE;
 use crate::base::time::{rfc3339, utc};
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::EtcdPrefixes;
-use crate::objects::reference::KindsOf;
 use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{Detail, EncryptionKeys, NotDecoded, Object};
 use crate::prefix::open::{BackupLocation, State};
 use crate::prefix::scan::Scan;
-use crate::prefix::select::{At, StateRequest};
+use crate::prefix::select::StateRequest;
 use crate::prefix::set_aside::{Purpose, decide_again};
-use crate::prefix::warn;
-use chrono::{DateTime, Utc};
+use chrono::DateTime;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -121,84 +117,42 @@ pub struct Deleted {
 }
 
 impl Deleted {
-    /// Reads the deletions of the keys of a range, which `range` chooses by the kinds of objects, after the point `from`, or
-    /// all that the backup holds. `prefixes` are those of the API servers. With `count_events`, Events are only counted.
+    /// Reads the deletions of the keys of a range, which `range` chooses by the kinds of objects. `prefixes` are those of the
+    /// API servers. With `count_events`, Events are only counted.
     ///
     /// # Errors
     /// `TooLarge` if there are more than a million; those of `range`; as [`State::open`] and [`State::for_each_live`].
     pub fn read(
         backup: &BackupLocation,
-        from: Option<&StateRequest>,
-        to: &StateRequest,
+        begin: Begin,
+        end: &StateRequest,
         prefixes: &EtcdPrefixes,
         range: impl Fn(&[Resource]) -> Result<KeyRange>,
         objects: &ObjectsRead<'_>,
         count_events: bool,
     ) -> Result<Self> {
         decide_again([backup.context()], Purpose::Read, || {
-            Self::try_read(backup, from, to, prefixes, &range, objects, count_events)
+            Self::try_read(backup, begin, end, prefixes, &range, objects, count_events)
         })
     }
 
     fn try_read(
         backup: &BackupLocation,
-        from: Option<&StateRequest>,
-        to_request: &StateRequest,
+        begin: Begin,
+        end: &StateRequest,
         prefixes: &EtcdPrefixes,
         range: &dyn Fn(&[Resource]) -> Result<KeyRange>,
         objects: &ObjectsRead<'_>,
         count_events: bool,
     ) -> Result<Self> {
-        let ctx = backup.context();
-        let (to, scan) = backup.open_with_scan(to_request)?;
-        let mut warnings = to.warnings.clone();
-        let is_later = |at: At| matches!(at, At::Revision(r) if r > to.revision);
-        let from = match from.map(|request| (request, backup.open(request))) {
-            None => None,
-            Some((_, Ok(from))) => Some(from),
-            Some((request, Err(e)))
-                if e.reason() == Reason::OutOfRange && !is_later(request.at) =>
-            {
-                let cut = format!(
-                    "{SINCE} is before the oldest state of the backup: all deletions that the backup holds are shown"
-                );
-                warn(&mut warnings, cut);
-                None
-            }
-            Some((_, Err(e))) => return Err(e),
-        };
-        let mut resources: Vec<Resource> = Resource::built_in().collect();
-        for state in from.iter().chain([&to]) {
-            let custom = kinds(backup, state, KindsOf::State, prefixes)?.into_iter();
-            let new: Vec<Resource> = custom.filter(|r| !resources.contains(r)).collect();
-            resources.extend(new);
-        }
-        let range = match range(&resources) {
-            // Of a kind that neither state has.
-            Err(e) if e.reason() == Reason::KeyNotFound => {
-                resources.extend(kinds(backup, &to, KindsOf::AllTimes, prefixes)?);
-                range(&resources)?
-            }
-            range => range?,
-        };
-        let after = from.as_ref().map_or(Revision(0), |from| from.asked);
-        let last = match to_request.at {
-            // Snapshots after a gap record deletions although they lead to no state.
-            At::Newest => Revision(i64::MAX),
-            At::Revision(_) | At::Time(_) => to.asked,
-        };
-        let span = Span {
-            backup,
-            scan: scan.as_ref(),
-            state: &to,
-            from: from.as_ref(),
-            revisions: (after.next(), last),
-        };
-        let mut found = span.read(&range, Some(objects), false)?;
+        let opened = Opened::open(backup, begin, end, prefixes, range)?;
+        let mut found = opened
+            .span(backup)
+            .deletions(&opened.range, Some(objects), false)?;
         let (mut deleted, mut events, mut bytes) = (Vec::new(), 0, 0);
         let names = KeyNames::new(Resource::built_in().filter(is_event), prefixes);
         while let Some(key) = found.next()? {
-            ctx.store.cancel().check()?;
+            backup.context().store.cancel().check()?;
             // There may be millions of them.
             if count_events && names.object(&key.key).is_some() {
                 events += 1;
@@ -215,38 +169,22 @@ impl Deleted {
         }
         deleted.sort_by_key(|d| d.deletion.revision);
         let coverage = &found.stream.coverage;
-        let first = coverage.first_state().unwrap_or_default().max(after);
-        let last = last.min(coverage.newest.max(to.revision));
         Ok(Deleted {
-            from: after,
-            to: last,
-            timeline: to.timeline_id().map(str::to_owned),
-            missing: coverage.missing_in((first.next(), last)),
-            state: to,
-            resources,
+            from: opened.after(),
+            to: opened.last(coverage),
+            timeline: opened.to.timeline_id().map(str::to_owned),
+            missing: opened.missing(coverage),
+            state: opened.to,
+            resources: opened.resources,
             keys: deleted,
             events,
-            warnings,
+            warnings: opened.warnings,
         })
     }
 }
 
 fn is_event(resource: &Resource) -> bool {
     resource.kind == "Event"
-}
-
-/// A span of a timeline.
-pub(crate) struct Span<'a> {
-    /// The backup.
-    pub(crate) backup: &'a BackupLocation,
-    /// The snapshots of a store; `None` for a plain snapshot file.
-    pub(crate) scan: Option<&'a Scan>,
-    /// A state of the timeline.
-    pub(crate) state: &'a State,
-    /// The state before the span, if what existed then counts although nothing in the span changes it.
-    pub(crate) from: Option<&'a State>,
-    /// The first revision and the last one.
-    pub(crate) revisions: RevisionRange,
 }
 
 impl Span<'_> {
@@ -260,10 +198,10 @@ impl Span<'_> {
         range: &KeyRange,
         objects: Option<&ObjectsRead<'_>>,
     ) -> Result<DeletedKeys> {
-        self.read(range, objects, true)
+        self.deletions(range, objects, true)
     }
 
-    fn read(
+    fn deletions(
         &self,
         range: &KeyRange,
         objects: Option<&ObjectsRead<'_>>,
@@ -281,31 +219,10 @@ impl Span<'_> {
             }
             None => Ok(()),
         };
-        let ctx = self.backup.context();
-        let collector = Collector::new(ctx.temp(), range, &digest);
-        if let Some(from) = self.from {
-            collector.add_state(ctx, from)?;
-        }
-        // What happened between that state and the span tells what existed when it began.
-        let before = self
-            .from
-            .map_or(self.revisions.0, |from| from.revision.next());
-        let read = (self.revisions.0.min(before), self.revisions.1);
-        let coverage = read_between(self.backup, self.scan, self.state, read, &collector);
-        let coverage = match coverage {
-            Err(e) if is_tolerant && e.reason() != Reason::Terminated => {
-                tracing::warn!("not every deletion can be dated: {e}");
-                Coverage::default()
-            }
-            coverage => coverage?,
-        };
+        let (stream, known) = self.read(range, &digest, &|_| true, is_tolerant)?;
         Ok(DeletedKeys {
-            known: Known {
-                span: self.revisions,
-                unknown: coverage.unknown_in(read),
-                moments: coverage.moments.clone(),
-            },
-            stream: collector.finish(coverage)?,
+            known,
+            stream,
             current: None,
             waiting: None,
         })
@@ -363,31 +280,12 @@ pub(crate) struct DeletedKeys {
     waiting: Option<DeletedKey>,
 }
 
-/// What is known of the span.
-#[derive(Debug)]
-struct Known {
-    span: RevisionRange,
-    /// The revisions whose states are unknown.
-    unknown: Vec<RevisionRange>,
-    /// The last revisions of snapshots, and when these were taken.
-    moments: Vec<(Revision, DateTime<Utc>)>,
-}
-
 /// What happened to a key so far.
 #[derive(Debug)]
 struct Life {
     key: Vec<u8>,
-    exists: Option<Existing>,
+    exists: Option<(Existence, Seen)>,
     deleted: Option<DeletedKey>,
-}
-
-#[derive(Debug)]
-struct Existing {
-    /// The revision at which it was put without a deletionTimestamp, if that is known.
-    put: Revision,
-    seen: Seen,
-    /// The revision since which it has a deletionTimestamp.
-    terminating: Option<Revision>,
 }
 
 impl DeletedKeys {
@@ -456,22 +354,18 @@ impl DeletedKeys {
 
 impl Life {
     fn add(&mut self, version: &KeyVersion<'_>, known: &Known) -> Result<()> {
-        let existed = self.exists.take();
+        let (existed, seen) = self.exists.take().unzip();
         let revision = version.revision;
         let (recorded, last) = match version.change {
             KeyChange::Put(digest) => {
-                let mut seen = Seen::decode(digest)?;
-                let since = existed.as_ref().and_then(|e| e.terminating);
-                let since = since.unwrap_or(revision);
-                let mut before = existed.filter(|_| seen.is_terminating);
-                if let Some(before) = &mut before {
-                    seen.record = std::mem::take(&mut before.seen.record);
+                let mut now = Seen::decode(digest)?;
+                if now.is_terminating
+                    && let Some(before) = seen
+                {
+                    now.record = before.record;
                 }
-                self.exists = Some(Existing {
-                    put: before.map_or(revision, |e| e.put),
-                    terminating: seen.is_terminating.then_some(since),
-                    seen,
-                });
+                let existence = Existence::put(existed, revision, now.is_terminating);
+                self.exists = Some((existence, now));
                 return Ok(());
             }
             KeyChange::Deleted => (Some(revision), revision.previous()),
@@ -480,10 +374,7 @@ impl Life {
         if revision < known.span.0 {
             return Ok(());
         }
-        let put = existed.as_ref().map_or(last, |e| e.put);
-        let terminating = existed.as_ref().and_then(|e| e.terminating);
-        let before = terminating.map_or(last, Revision::previous);
-        let seen = existed.map(|e| e.seen).unwrap_or_default();
+        let seen = seen.unwrap_or_default();
         let first_after = || known.first_after(revision).map(rfc3339);
         self.deleted = Some(DeletedKey {
             key: self.key.clone(),
@@ -492,7 +383,7 @@ impl Life {
                 time: version.time.map(str::to_owned),
                 not_after: version.time.is_none().then(first_after).flatten(),
             },
-            before: known_before(&known.unknown, before, put),
+            before: known.before(existed.as_ref(), last),
             owner: seen.owner,
             has_labels: seen.has_labels,
             is_recreated: false,
@@ -508,21 +399,6 @@ impl Life {
             is_recreated,
             ..deleted
         })
-    }
-}
-
-impl Known {
-    /// Returns the newest revision at which a key is known to be unchanged since a revision: deletions are recorded but in
-    /// gaps.
-    fn until(&self, since: Revision) -> Revision {
-        let gap = self.unknown.iter().find(|gap| gap.1 > since);
-        gap.map_or(since, |gap| gap.0.previous().max(since))
-    }
-
-    /// Returns when the first snapshot was taken that reaches a revision.
-    fn first_after(&self, revision: Revision) -> Option<DateTime<Utc>> {
-        let after = self.moments.iter().filter(|(last, _)| *last >= revision);
-        after.map(|(_, taken)| *taken).min()
     }
 }
 
@@ -561,7 +437,7 @@ pub(crate) fn owner_of(kv: &KeyValue<'_>, keys: &EncryptionKeys) -> Option<Owner
     owner_in(&Object::of_record_with(kv, keys, Detail::WithoutManagers).ok()?)
 }
 
-fn owner_in(object: &Object) -> Option<Owner> {
+pub(super) fn owner_in(object: &Object) -> Option<Owner> {
     let owner = object.owners().into_iter().next()?;
     Some(Owner {
         kind: owner.kind,

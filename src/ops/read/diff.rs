@@ -5,7 +5,8 @@
 //! by `cli`.
 
 use super::Keys;
-use super::deleted::{DeletedKeys, Deletion, Span};
+use super::deleted::{DeletedKeys, Deletion};
+use super::span::Span;
 use crate::base::time::rfc3339;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
@@ -55,8 +56,8 @@ pub struct Omitted {
 
 impl Omitted {
     /// Counts a change if it is omitted.
-    fn takes(&mut self, kv: &KeyValue<'_>) -> bool {
-        match ObjectKey::from_key(kv.key, Some(kv.value)).map(|o| o.resource) {
+    pub(super) fn takes(&mut self, key: &[u8], value: Option<&[u8]>) -> bool {
+        match ObjectKey::from_key(key, value).map(|o| o.resource) {
             Some("events") => self.events += 1,
             Some("leases" | "masterleases" | "peerserverleases") => self.leases += 1,
             _ => return false,
@@ -208,7 +209,8 @@ impl<'c> Diff<'c> {
                 continue;
             }
             let side = if order.is_le() { &self.old } else { &self.new };
-            if !self.omits_events_and_leases || !self.omitted.takes(&side.keys.current()?) {
+            let kv = side.keys.current()?;
+            if !self.omits_events_and_leases || !self.omitted.takes(kv.key, Some(kv.value)) {
                 break;
             }
         }

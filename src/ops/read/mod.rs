@@ -8,6 +8,8 @@ pub mod diff;
 pub mod history;
 pub mod json;
 pub(crate) mod kinds;
+pub mod log;
+pub mod span;
 pub(crate) mod stream;
 pub(crate) mod versions;
 

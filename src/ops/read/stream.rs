@@ -356,23 +356,6 @@ impl<'r> Collector<'r> {
         }
     }
 
-    /// Adds a state, as a full that is compacted to it.
-    ///
-    /// # Errors
-    /// As [`State::for_each_live`].
-    pub(super) fn add_state(&self, ctx: &Context, state: &State) -> Result<()> {
-        self.begin_full((state.revision, state.revision));
-        state.for_each_live_version(ctx, self.range.clone(), |rk, kv| {
-            self.add(FoundVersion {
-                key: kv.key,
-                revision: (rk.main, rk.sub),
-                time: None,
-                nth: 0,
-                kv: Some(kv),
-            })
-        })
-    }
-
     pub(super) fn finish(self, coverage: Coverage) -> Result<VersionStream> {
         let fulls = unpoisoned(self.fulls.into_inner()).states.into_iter();
         let mut fulls: Vec<(Revision, u32)> = fulls.map(|full| full.0).zip(0..).collect();
@@ -393,6 +376,28 @@ impl<'r> Collector<'r> {
             exists_at: None,
         })
     }
+}
+
+/// Adds a state, as a full that is compacted to it.
+///
+/// # Errors
+/// As [`State::for_each_live`].
+pub(super) fn add_state(
+    ctx: &Context,
+    state: &State,
+    range: &KeyRange,
+    collect: &impl Collect,
+) -> Result<()> {
+    collect.begin_full((state.revision, state.revision));
+    state.for_each_live_version(ctx, range.clone(), |rk, kv| {
+        collect.add(FoundVersion {
+            key: kv.key,
+            revision: (rk.main, rk.sub),
+            time: None,
+            nth: 0,
+            kv: Some(kv),
+        })
+    })
 }
 
 impl Collect for Collector<'_> {
