@@ -26,6 +26,7 @@ pub mod read_at;
 pub mod retry;
 pub mod shell;
 pub(crate) mod shorten;
+pub(crate) mod slips;
 pub(crate) mod tee;
 pub mod temp;
 pub mod text_value;

@@ -2,7 +2,9 @@
 //!
 //! Pure functions of the command line and the environment. `parse` and `refusal` call them.
 
+use super::words;
 use crate::base::opt::Opt;
+use crate::base::slips::{distance, nearest};
 use crate::controller::jobs::flags::field_of;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -13,6 +15,8 @@ use std::num::{IntErrorKind, ParseIntError};
 
 /// Variables of the tests, which are no flags.
 const OF_TESTS: &str = "DELTAFOLD_TEST_";
+/// The most slips between a word and the one that was meant.
+const MOST_SLIPS: usize = 2;
 /// The beginning of all our variables.
 const OURS: &str = "DELTAFOLD_";
 
@@ -30,11 +34,46 @@ pub(super) fn explain(
         let tips = ContextValue::StyledStrs(tips.cloned().collect());
         e.insert(ContextKind::Suggested, tips);
     }
+    drop_far(&mut e);
     if let Some(tip) = tip(&e, &words) {
+        // What another tool calls so is known: no guess stands beside it.
+        for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand] {
+            e.remove(kind);
+        }
         let tip = ContextValue::StyledStrs(vec![StyledStr::from(tip)]);
         e.insert(ContextKind::Suggested, tip);
     }
     e
+}
+
+/// Drops the guesses of clap that are more than two slips away: they are other words.
+fn drop_far(e: &mut clap::Error) {
+    for (wrong, guess) in [
+        (ContextKind::InvalidArg, ContextKind::SuggestedArg),
+        (
+            ContextKind::InvalidSubcommand,
+            ContextKind::SuggestedSubcommand,
+        ),
+        (ContextKind::InvalidValue, ContextKind::SuggestedValue),
+    ] {
+        let Some(ContextValue::String(given)) = e.get(wrong).cloned() else {
+            continue;
+        };
+        let is_near = |word: &String| distance(&given, word) <= MOST_SLIPS;
+        let near = match e.remove(guess) {
+            Some(ContextValue::String(word)) => {
+                Some(word).filter(is_near).map(ContextValue::String)
+            }
+            Some(ContextValue::Strings(mut all)) => {
+                all.retain(is_near);
+                (!all.is_empty()).then_some(ContextValue::Strings(all))
+            }
+            other => other,
+        };
+        if let Some(near) = near {
+            e.insert(guess, near);
+        }
+    }
 }
 
 /// Sets how messages write options: as flags of the command, or with --policy-words as fields of a policy.
@@ -117,16 +156,23 @@ fn tip(e: &clap::Error, words: &[&str]) -> Option<&'static str> {
         _ => false,
     };
     let command = words.get(1).copied().unwrap_or_default();
-    if e.kind() == ErrorKind::InvalidSubcommand {
-        return match command {
-            "server" => Some(
-                "etcd-backup-restore's `server` is `deltafold snapshot follow`, with `deltafold gc` and `deltafold compact` beside it: docs/migration.md",
-            ),
-            "initialize" => Some(
-                "etcd-backup-restore's `initialize` is `deltafold restore --if-needed sanity`: docs/migration.md",
-            ),
-            _ => None,
-        };
+    let text = |kind| match e.get(kind) {
+        Some(ContextValue::String(text)) => text.as_str(),
+        _ => "",
+    };
+    match e.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let word = text(ContextKind::InvalidSubcommand);
+            let path = words.iter().skip(1).position(|w| *w == word);
+            return words::command(words.get(1..=path?).unwrap_or_default(), word);
+        }
+        ErrorKind::UnknownArgument => {
+            let flag = text(ContextKind::InvalidArg).split('=').next();
+            if let Some(advice) = flag.and_then(words::flag) {
+                return Some(advice);
+            }
+        }
+        _ => {}
     }
     let is_missing = e.kind() == ErrorKind::MissingRequiredArgument;
     match command {
@@ -165,9 +211,10 @@ pub(super) fn slips(command: &clap::Command, set: impl Iterator<Item = OsString>
     });
     let mut warnings = Vec::new();
     for name in unknown {
-        if let Some(meant) = nearest(&name, &known) {
+        let ours = known.iter().filter_map(|known| known.strip_prefix(OURS));
+        if let Some(meant) = nearest(&name[OURS.len()..], ours) {
             warnings.push(format!(
-                "the variable {name} is set, but no flag has it: did you mean {meant}?"
+                "the variable {name} is set, but no flag has it: did you mean {OURS}{meant}?"
             ));
         }
     }
@@ -181,41 +228,6 @@ fn add_variables(command: &clap::Command, known: &mut BTreeSet<String>) {
     for subcommand in command.get_subcommands() {
         add_variables(subcommand, known);
     }
-}
-
-/// Returns the variable that differs from `name` by the fewest slips, if these are few enough.
-fn nearest<'k>(name: &str, known: &'k BTreeSet<String>) -> Option<&'k String> {
-    // In a short name, two slips make another word.
-    let most = match name.len() - OURS.len() {
-        0..=3 => 0,
-        4..=7 => 1,
-        _ => 2,
-    };
-    let slips = known.iter().map(|k| (distance(name, k), k));
-    slips
-        .filter(|(slips, _)| *slips <= most)
-        .min_by_key(|(slips, _)| *slips)
-        .map(|(_, k)| k)
-}
-
-/// The number of slips from one name to another: a letter too many, too few or wrong, or two letters swapped.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let above = &rows[i - 1];
-            let wrong = above[j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            let mut least = wrong.min(above[j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]

@@ -2,14 +2,13 @@
 
 use super::Output;
 use crate::error::{Reason, Result};
-use crate::objects::json_path::Template;
 use std::str::FromStr;
 
 /// What is said of kubectl's formats that are not there.
-const OTHERWISE: &str = "use jsonpath=…, or json and jq";
+const OTHERWISE: &str = "use -o json, and jq";
 
 /// The format of the result on standard output. Only `get` knows those from `Result` on.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     /// Human-readable text.
     Text,
@@ -23,8 +22,6 @@ pub(super) enum Format {
     Name,
     /// A table with more columns.
     Wide,
-    /// What paths find in objects.
-    JsonPath(Template),
 }
 
 impl FromStr for Format {
@@ -38,25 +35,21 @@ impl FromStr for Format {
             "yaml" => Format::Yaml,
             "name" => Format::Name,
             "wide" => Format::Wide,
-            _ => match text.split_once('=').map_or((text, ""), |split| split) {
-                ("jsonpath", template) => Format::JsonPath(
-                    Template::parse(template).map_err(|e| format!("{e}: {OTHERWISE}"))?,
-                ),
-                (
-                    "custom-columns"
-                    | "custom-columns-file"
-                    | "go-template"
-                    | "go-template-file"
-                    | "jsonpath-file"
-                    | "jsonpath-as-json"
-                    | "template"
-                    | "templatefile",
-                    _,
-                ) => return Err(format!("this format of kubectl is not there: {OTHERWISE}")),
+            _ => match text.split_once('=').map_or(text, |(name, _)| name) {
+                "custom-columns"
+                | "custom-columns-file"
+                | "go-template"
+                | "go-template-file"
+                | "jsonpath"
+                | "jsonpath-file"
+                | "jsonpath-as-json"
+                | "template"
+                | "templatefile" => {
+                    return Err(format!("this format of kubectl is not there: {OTHERWISE}"));
+                }
                 _ => {
                     return Err(
-                        "use text or json; for `get`, also yaml, name, wide, jsonpath=TEMPLATE or result"
-                            .to_owned(),
+                        "use text or json; for `get`, also yaml, name, wide or result".to_owned(),
                     );
                 }
             },

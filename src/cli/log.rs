@@ -18,8 +18,9 @@ use crate::mvcc::Revision;
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::KeyNames;
 use crate::ops::read::json::KeyJson;
-use crate::ops::read::log::{Change, Happened, Item, Log, Summary, Wall, Wanted};
+use crate::ops::read::log::{Change, Happened, Item, Log, Summary, Wanted};
 use crate::ops::read::span::Begin;
+use crate::ops::read::versions::Wall;
 use chrono::TimeDelta;
 use clap::Args;
 use serde::Serialize;
@@ -279,7 +280,7 @@ impl Lines<'_> {
         let header = || ["TIME", "REVISION", "NAMESPACE", "OBJECT", "CHANGE"];
         let table = self
             .table
-            .get_or_insert_with(|| GrowingTable::new(header()));
+            .get_or_insert_with(|| GrowingTable::new(header(), true));
         table.add(row, style, &mut |line| out.write(line.as_bytes()))
     }
 

@@ -37,6 +37,7 @@ mod recover;
 mod refusal;
 mod render;
 mod restore;
+mod search;
 mod signals;
 mod snapshot;
 mod status;
@@ -49,6 +50,7 @@ mod termination;
 mod text;
 mod verify;
 mod version;
+mod words;
 
 use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
@@ -117,6 +119,7 @@ enum Command {
     Diff(diff::DiffArgs),
     Log(log::LogArgs),
     Deleted(deleted::DeletedArgs),
+    Search(search::SearchArgs),
     Explore(explore::ExploreArgs),
     Export(export::ExportArgs),
     Recover(Box<recover::RecoverArgs>),
@@ -132,6 +135,25 @@ enum Command {
     Version(version::VersionArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
+}
+
+impl Command {
+    /// Whether the command answers a question about a backup, and changes nothing.
+    fn is_answer(&self) -> bool {
+        use Command::{Deleted, Diff, Export, Get, History, List, Log, Search, Status};
+        matches!(
+            self,
+            Deleted(_)
+                | Diff(_)
+                | Export(_)
+                | Get(_)
+                | History(_)
+                | List(_)
+                | Log(_)
+                | Search(_)
+                | Status(_)
+        )
+    }
 }
 
 /// The format of the result on standard output, for all commands but `get`.
@@ -219,6 +241,8 @@ pub fn main() -> ExitCode {
         // On a terminal, progress bars and the result are enough, and each finding is shown once.
         None if terminal::is_shared() => "warn,deltafold=warn,deltafold::finding=off",
         None if std::io::stderr().is_terminal() => "warn",
+        // The log of a Pod has what was read; a person who sends it elsewhere wants the answer.
+        None if cli.command.is_answer() && format == LogFormat::Text => "warn",
         None => "info",
     };
     if let Err(e) = logs::init(format, level) {
@@ -297,6 +321,7 @@ fn run(cli: Cli, output: Output) -> Ended {
         Command::Diff(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Log(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Deleted(args) => with_signals(|cancel| args.run(cancel, output)),
+        Command::Search(args) => with_signals(|cancel| args.run(cancel, output)),
         Command::Explore(args) => with_signals(|cancel| args.run(cancel, output)).map(|()| None),
         Command::Recover(args) => with_signals(|cancel| args.run(cancel, format)),
         Command::Export(args) => with_signals(|cancel| args.run(cancel)),

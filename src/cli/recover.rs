@@ -11,6 +11,7 @@ use super::terminal::{self, Style};
 use super::{BackupArgs, Ended, Output, print, print_report};
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
+use crate::base::slips::nearest;
 use crate::base::{Cancel, duration, printable, shell};
 use crate::error::{Error, Reason, Result};
 use crate::kubernetes::UserClient;
@@ -155,7 +156,9 @@ impl Lost<'_> {
     pub(super) fn keys(&self, range: &KeyRange) -> Result<String> {
         let deleted = last_deletion(self.backup, self.scan, self.state, range, self.keys)?;
         let Some(deleted) = deleted else {
-            return Ok(NO_DELETION.to_owned());
+            let meant = self.nearest(range)?;
+            let meant = meant.map(|meant| format!("; did you mean {meant}?"));
+            return Ok(NO_DELETION.to_owned() + &meant.unwrap_or_default());
         };
         let names = KeyNames::new(Resource::built_in(), self.prefixes);
         let (what, command) = match names.object(&deleted.key) {
@@ -172,6 +175,31 @@ impl Lost<'_> {
         };
         let command = shell::command(command.iter().map(String::as_str));
         Ok(format!("it was {}; to {what}: {command}", deleted.deletion))
+    }
+
+    /// Returns the name nearest to those of keys, of an object in the same place.
+    fn nearest(&self, range: &KeyRange) -> Result<Option<String>> {
+        let KeyRange::Keys(keys) = range else {
+            return Ok(None);
+        };
+        let parts = |key: &[u8]| {
+            let (place, name) = std::str::from_utf8(key).ok()?.rsplit_once('/')?;
+            Some((format!("{place}/"), name.to_owned()))
+        };
+        let places: BTreeMap<String, String> = keys.iter().filter_map(|k| parts(k)).collect();
+        let mut found = None;
+        let below = places.keys().map(|place| place.clone().into_bytes());
+        let ctx = self.backup.context();
+        self.state
+            .for_each_live(ctx, KeyRange::prefixes(below), |kv| {
+                let there =
+                    parts(kv.key).and_then(|(place, name)| Some((places.get(&place)?, name)));
+                if let Some((wanted, name)) = there {
+                    found = nearest(wanted, found.take().into_iter().chain([name]));
+                }
+                Ok(())
+            })?;
+        Ok(found.map(|name| printable::line(&name).into_owned()))
     }
 
     /// Says when a namespace was deleted, and which command brings it back; `None` if it exists, or no deletion is recorded.

@@ -422,10 +422,14 @@ pub(super) struct GrowingTable {
 }
 
 impl GrowingTable {
-    pub(super) fn new<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Self {
+    pub(super) fn new<S: Into<String>>(
+        header: impl IntoIterator<Item = S>,
+        has_header: bool,
+    ) -> Self {
         let header: Vec<String> = header.into_iter().map(S::into).collect();
+        let header = has_header.then(|| (escaped(&header), None));
         GrowingTable {
-            waiting: vec![(escaped(&header), None)],
+            waiting: header.into_iter().collect(),
             widths: None,
         }
     }

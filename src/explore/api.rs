@@ -4,14 +4,16 @@
 //! has checked the request.
 
 use super::index::{Index, Key};
-use super::store::{Overview, removals};
+use super::store::Overview;
 use super::views::{
-    Changes, Comparison, Density, Filter, Given, Life, Objects, Search, Show, Shown, State as Tree,
-    Window, any_revision_of, revision_of, step,
+    Changes, Comparison, Density, Filter, Given, Life, LineFilter, Lines, Objects, Search, Show,
+    Shown, State as Tree, Table, Window, any_revision_of, revision_of, step,
 };
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::Revision;
 use crate::objects::EncryptionKeys;
+use crate::objects::names::NameSearch;
+use crate::ops::read::log::Happened;
 use crate::prefix::open::BackupLocation;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -95,7 +97,9 @@ struct Parameters {
     brief: bool,
     bars: Option<usize>,
     back: bool,
-    policy: String,
+    sort: String,
+    descending: bool,
+    only: Option<Happened>,
 }
 
 impl Parameters {
@@ -150,14 +154,17 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
         )
         .route(
             "/api/objects",
-            view(|_, index, p| {
+            view(|shared, index, p| {
                 let filter = Filter {
                     namespace: p.namespace.clone(),
                     kind: p.kind,
                     is_other: p.other,
                     offset: p.offset,
+                    word: p.q.to_lowercase(),
+                    sort: p.sort.clone(),
+                    is_descending: p.descending,
                 };
-                Ok(Objects::of(index, p.revision(index)?, &filter))
+                Table::of(index, &shared.keys, p.revision(index)?, &filter)
             }),
         )
         .route(
@@ -199,16 +206,27 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
             }),
         )
         .route(
+            "/api/log",
+            view(|shared, index, p| {
+                let from = any_revision_of(index, p.from.as_deref().or(Some("0")))?;
+                let to = any_revision_of(index, p.to.as_deref())?;
+                let filter = LineFilter {
+                    namespace: p.namespace.clone(),
+                    kind: p.kind,
+                    only: p.only,
+                    words: NameSearch::parse(&p.q),
+                    offset: p.offset,
+                };
+                Lines::of(index, &shared.keys, from, to, &filter)
+            }),
+        )
+        .route(
             "/api/changes",
             view(|shared, index, p| {
                 let from = revision_of(index, p.from.as_deref())?;
                 let to = revision_of(index, p.to.as_deref())?;
                 Changes::of(index, &shared.keys, from, to)
             }),
-        )
-        .route(
-            "/api/gc",
-            view(|shared, _, p| removals(&shared.backup, &p.policy)),
         )
         .route(
             "/api/moment",

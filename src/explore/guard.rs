@@ -7,9 +7,8 @@
 //! styles and requests from elsewhere.
 
 use crate::base::hash::hex;
-use crate::base::opt::TOKEN_FILE;
 use crate::base::random;
-use crate::error::{Error, Reason, Result};
+use crate::error::Result;
 use axum::extract::{Request, State};
 use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, ORIGIN,
@@ -18,11 +17,8 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use std::path::Path;
 use std::sync::Arc;
 
-/// The shortest token of a file: as random as ours, if it was made as the documents say.
-const SHORTEST_TOKEN: usize = 32;
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 );
@@ -37,25 +33,6 @@ impl Token {
     /// `Io`.
     pub(super) fn random() -> Result<Self> {
         Ok(Token(hex(&random::secret_bytes::<16>()?)))
-    }
-
-    /// Reads a token from a file, such as a mounted Secret's.
-    ///
-    /// # Errors
-    /// `Configuration` if it has fewer than 32 characters, or others than letters and digits; `Io`, `PermissionDenied`.
-    pub(super) fn read(file: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(file);
-        let text = text.map_err(|e| Error::io(format!("read {}", file.display()), e))?;
-        let text = text.trim_end();
-        let is_random =
-            text.len() >= SHORTEST_TOKEN && text.chars().all(|c| c.is_ascii_alphanumeric());
-        if !is_random {
-            return Err(Reason::Configuration.error(format!(
-                "{TOKEN_FILE} {}: a token has at least {SHORTEST_TOKEN} letters and digits; make one with `openssl rand -hex 32`",
-                file.display()
-            )));
-        }
-        Ok(Token(text.to_owned()))
     }
 
     /// The token as text.

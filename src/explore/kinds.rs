@@ -3,7 +3,7 @@
 //! Kinds are those of `get`: Kubernetes' own, those that a CustomResourceDefinition of the backup defines, and those whose
 //! keys look like an API server's.
 
-use crate::objects::resource::KeyNames;
+use crate::objects::resource::{KeyNames, Resource};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -27,6 +27,7 @@ pub(super) struct Kind {
 #[derive(Debug, Default)]
 pub(super) struct Kinds {
     all: Vec<Kind>,
+    resources: Vec<Resource>,
     ids: HashMap<Kind, KindId>,
 }
 
@@ -60,19 +61,20 @@ impl Kinds {
             None => 0..0,
         };
         Some(NamedKey {
-            kind: self.id(kind)?,
+            kind: self.id(kind, object.resource)?,
             namespace,
             name,
         })
     }
 
-    fn id(&mut self, kind: Kind) -> Option<KindId> {
+    fn id(&mut self, kind: Kind, resource: &Resource) -> Option<KindId> {
         if let Some(id) = self.ids.get(&kind) {
             return Some(*id);
         }
         // A hostile backup may have any number of kinds. The keys of those beyond the limit count as plain keys.
         let id = KindId::try_from(self.all.len()).ok()?;
         self.all.push(kind.clone());
+        self.resources.push(resource.clone());
         self.ids.insert(kind, id);
         Some(id)
     }
@@ -80,6 +82,11 @@ impl Kinds {
     /// Returns a kind.
     pub(super) fn get(&self, id: KindId) -> Option<&Kind> {
         self.all.get(usize::from(id))
+    }
+
+    /// Returns what is known of a kind.
+    pub(super) fn resource(&self, id: KindId) -> Option<&Resource> {
+        self.resources.get(usize::from(id))
     }
 
     /// Returns all kinds, in the order of their numbers.

@@ -30,7 +30,6 @@ use api::Shared;
 use axum::middleware::from_fn_with_state;
 use guard::{Token, guard};
 use index::Index;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -50,8 +49,6 @@ pub struct Options {
     pub timeline: Option<String>,
     /// What the API server's keys begin with, without a slash at the end.
     pub prefixes: EtcdPrefixes,
-    /// The file with the token that opens the page; `None` for a random one.
-    pub token_file: Option<PathBuf>,
 }
 
 /// Serves the page of a backup until it is cancelled. `announce` gets the address, with its token.
@@ -68,20 +65,10 @@ pub fn run(
     announce: impl FnOnce(&str) -> Result<()>,
 ) -> Result<()> {
     refuse_empty(&backup)?;
-    let token = match &options.token_file {
-        Some(file) => Token::read(file)?,
-        None => Token::random()?,
-    };
-    let token = Arc::new(token);
+    let token = Arc::new(Token::random()?);
     let _entered = handle.enter();
     let (listener, address) = BindAddress::loopback(options.port).listen("the page")?;
-    // What is printed may be in a log. The user who gave the token knows it.
-    let token_shown = if options.token_file.is_none() {
-        token.text()
-    } else {
-        "TOKEN"
-    };
-    let address = format!("http://{address}/#token={token_shown}");
+    let address = format!("http://{address}/#token={}", token.text());
     let shared = Arc::new(Shared {
         backup,
         keys,

@@ -8,6 +8,8 @@ use std::fmt;
 
 /// The largest number of changes of one version. A hostile version could have hundreds of thousands.
 const MAX_CHANGES: usize = 1000;
+/// Up to this number, entries of managedFields are compared one by one.
+const FEW_MANAGERS: usize = 100;
 /// The longest value that is shown in text, in characters.
 const MAX_SHOWN: usize = 50;
 /// Fields that every change of an object changes.
@@ -73,9 +75,22 @@ impl Object {
 
     /// Returns who wrote this version: the managers whose entries differ from those of the version before.
     pub fn managers_since(&self, old: Option<&Object>) -> Vec<String> {
-        let before = old.into_iter().flat_map(managed_fields);
-        let before: HashSet<String> = before.map(Value::to_string).collect();
-        let changed = managed_fields(self).filter(|entry| !before.contains(&entry.to_string()));
+        // Entries keep their order, so most are found at once. A hostile version has 60,000.
+        let before: Vec<&Value> = old.into_iter().flat_map(managed_fields).collect();
+        let few = before.len() <= FEW_MANAGERS;
+        let texts = before
+            .iter()
+            .filter(|_| !few)
+            .map(|entry| entry.to_string());
+        let texts: HashSet<String> = texts.collect();
+        let is_new = |entry: &&Value| {
+            if few {
+                !before.contains(entry)
+            } else {
+                !texts.contains(&entry.to_string())
+            }
+        };
+        let changed = managed_fields(self).filter(is_new);
         let names: BTreeSet<String> = changed.filter_map(manager).collect();
         names.into_iter().collect()
     }

@@ -14,6 +14,7 @@ pub mod columns;
 mod encryption;
 pub mod json_path;
 pub mod key;
+pub mod names;
 mod protobuf;
 pub mod reference;
 pub mod resource;
@@ -113,6 +114,8 @@ impl fmt::Display for NotDecoded {
 pub enum Detail {
     /// The whole object.
     Whole,
+    /// The object with the managers, but what each manages is left as text.
+    ManagersAlone,
     /// The object without `metadata.managedFields`, which may be half of its size.
     WithoutManagers,
 }

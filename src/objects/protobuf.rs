@@ -175,6 +175,9 @@ impl Decoder<'_> {
             Type::MicroTime => time(bytes(wire)?, SecondsFormat::Micros)?,
             Type::Quantity => quantity(bytes(wire)?)?,
             Type::IntOrString => int_or_string(bytes(wire)?)?,
+            Type::Json if self.detail == Detail::ManagersAlone && field.name == "fieldsV1" => {
+                String::from_utf8_lossy(bytes(wire)?).into()
+            }
             Type::Json => json(bytes(wire)?)?,
             Type::StringList => string_list(bytes(wire)?)?,
             Type::Message(message) => {

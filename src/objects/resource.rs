@@ -264,12 +264,19 @@ impl Resource {
     }
 
     /// Whether a name in lower case, with or without a group after a dot, means this kind.
-    fn is_called(&self, name: &str) -> bool {
+    pub(super) fn is_called(&self, name: &str) -> bool {
         let is_name = |name: &str| self.plural == name || self.names.iter().any(|n| n == name);
+        // kubectl also writes the version between them: deployments.v1.apps.
+        let is_group = |group: &str| {
+            let versioned = group.split_once('.');
+            self.group == group
+                || versioned
+                    .is_some_and(|(version, group)| version.starts_with('v') && self.group == group)
+        };
         is_name(name)
             || name
                 .split_once('.')
-                .is_some_and(|(name, group)| is_name(name) && self.group == group)
+                .is_some_and(|(name, group)| is_name(name) && is_group(group))
     }
 
     /// What `get` calls the kind of an object: the kind in lower case, with the group of a custom resource, because only
@@ -290,6 +297,14 @@ impl Resource {
             return kind;
         }
         format!("{kind}.{}", self.group)
+    }
+
+    /// Whether its objects are written all the time: Events, and the Leases of nodes and controllers.
+    pub fn changes_all_the_time(&self) -> bool {
+        matches!(
+            &*self.plural,
+            "events" | "leases" | "masterleases" | "peerserverleases"
+        )
     }
 
     /// The name that means this kind alone.

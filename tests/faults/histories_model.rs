@@ -376,7 +376,81 @@ impl Story<'_> {
             let line = &checked.timelines[timeline.as_str().unwrap()];
             let of_live = line.newest.get(&0).map(|r| json!(r));
             assert_eq!(of_live, Some(newest), "{checked:?}\n{:#?}", self.told);
+            let first = status["restorable"].as_array().unwrap().iter();
+            let first = first.filter(|range| range["timeline"] == timeline);
+            let first = first.map(|range| range["first_revision"].as_i64().unwrap());
+            self.check_log(first.min().unwrap());
         }
+    }
+
+    /// Each line of the log is what etcd did, and all that it did after the first state is a line, but in holes.
+    fn check_log(&self, first: i64) {
+        let mut log = deltafold();
+        log.args(["log", "--since", "1", "--prefix", "", "--output", "json"]);
+        let out = log
+            .args(["--store", &self.world.prefix.url])
+            .output()
+            .unwrap();
+        let lines = String::from_utf8(out.stdout).unwrap();
+        let lines: Vec<Value> = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let change = |event: &etcd_client::Event| {
+            let kv = event.kv().unwrap();
+            let what = match (event.event_type(), kv.version()) {
+                (etcd_client::EventType::Delete, _) => "deleted",
+                (etcd_client::EventType::Put, 1) => "created",
+                _ => "changed",
+            };
+            (kv.mod_revision(), kv.key_str().unwrap().to_owned(), what)
+        };
+        let events = self.world.truth.timed_events();
+        let happened: BTreeSet<_> = events.iter().map(|event| change(&event.0)).collect();
+        let (mut told, mut holes, mut last) = (BTreeSet::new(), Vec::new(), 0);
+        for line in &lines {
+            let number = |value: &Value| value.as_i64().unwrap();
+            if let Some(missing) = line.get("missing") {
+                let of = |name: &str| number(&missing[name]);
+                holes.push(of("first_revision")..=of("last_revision"));
+            }
+            let (Some(key), revision) = (line["key"].as_str(), &line["revision"]) else {
+                continue;
+            };
+            let revision = number(revision);
+            assert!(last <= revision, "{line}");
+            last = revision;
+            if line["recorded"] == true {
+                let what = line["change"].as_str().unwrap();
+                let found = happened
+                    .iter()
+                    .find(|h| (h.0, &*h.1, h.2) == (revision, key, what));
+                told.insert(found.unwrap_or_else(|| panic!("{line}\n{:#?}", self.told)));
+            } else {
+                let span = number(&line["before"])..=revision;
+                let is_it = |h: &&(i64, String, &str)| {
+                    span.contains(&h.0) && h.1 == key && h.2 == "deleted"
+                };
+                assert!(
+                    happened.iter().any(|h| is_it(&h)),
+                    "{line}\n{:#?}",
+                    self.told
+                );
+            }
+        }
+        let is_known = |h: &&(i64, String, &str)| {
+            first < h.0 && h.0 <= last && !holes.iter().any(|hole| hole.contains(&h.0))
+        };
+        let untold: Vec<_> = happened
+            .iter()
+            .filter(is_known)
+            .filter(|h| !told.contains(h))
+            .collect();
+        assert!(
+            untold.is_empty(),
+            "{untold:?} of {lines:#?}\n{:#?}",
+            self.told
+        );
     }
 
     fn tell_all(mut self) {

@@ -16,9 +16,10 @@ use crate::base::Cancel;
 use crate::base::flag_values::yes_or_no;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
+use crate::objects::json_path::JsonPath;
 use crate::objects::key::{EtcdPrefixes, ObjectKey};
-use crate::objects::reference::Selection;
-use crate::objects::resource::Resource;
+use crate::objects::reference::{KindsOf, Selection};
+use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{EncryptionKeys, yaml};
 use crate::ops::options::StateOptions;
 use crate::ops::read::json::KeyWithRecord;
@@ -30,7 +31,6 @@ use crate::prefix::scan::Scan;
 use crate::prefix::set_aside::{Purpose, decide_again};
 use clap::Args;
 use serde::Serialize;
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 
@@ -57,18 +57,17 @@ Examples:
       deltafold get pods -n shop --store s3://backups/etcd-main --time 12:00
   Show how many replicas a Deployment had:
       deltafold get deploy web -n shop --store s3://backups/etcd-main --time 12:00 \\
-          -o jsonpath='{.spec.replicas}'
+          -o json | jq .spec.replicas
   Show a Secret with its values:
       deltafold get secret/shop/db --store s3://backups/etcd-main --show-secrets
   Write the bytes of a value to a file:
       deltafold get my-key --raw --store /backups/etcd-main > value
 
 Formats (-o):
-  yaml, json         the object as an API server serves it, or a List of several; values of Secrets are shown
-  name               KIND/NAME of each object
-  wide               the table of a kind with more columns
-  jsonpath=TEMPLATE  what kubectl's simple paths find, such as '{.spec.replicas}' or '{.items[*].metadata.name}'
-  result             keys, values and revisions as one JSON object
+  yaml, json  the object as an API server serves it, or a List of several; values of Secrets are shown
+  name        KIND/NAME of each object
+  wide        the table of a kind with more columns
+  result      keys, values and revisions as one JSON object
 
 A KEY that does not exist is an error (KeyNotFound, exit code 66); a prefix without keys is not.")]
 pub(super) struct GetArgs {
@@ -85,6 +84,12 @@ pub(super) struct GetArgs {
     /// Show the values of Secrets in the text, too
     #[arg(long, conflicts_with = "raw", value_parser = yes_or_no)]
     show_secrets: bool,
+    /// Sort the table of a kind by a value of the objects, such as .metadata.creationTimestamp or .lastTimestamp
+    #[arg(long, value_name = "PATH", value_parser = JsonPath::parse)]
+    sort_by: Option<JsonPath>,
+    /// Print tables without their headers
+    #[arg(long, value_parser = yes_or_no)]
+    no_headers: bool,
     #[command(flatten)]
     state: StateOptions,
     #[command(flatten)]
@@ -180,6 +185,7 @@ impl Printer<'_> {
         let mut no_key = None;
         if let [key] = &select.words[..]
             && !self.args.means_objects()
+            && *self.format != Format::Wide
         {
             // A key that exists exactly as given comes first. An object of a known kind is looked for in the same pass.
             let mut keys = vec![key.as_bytes().to_vec()];
@@ -223,6 +229,12 @@ impl Printer<'_> {
             Selection::Objects(_) if select.all || self.args.labels.selector.is_some() => {
                 usage("--all and --selector are for all objects of a KIND: leave out the name")
             }
+            Selection::Objects(objects)
+                if *self.format == Format::Wide
+                    && self.print_wide(ctx, scan, source, objects, out)? =>
+            {
+                Ok(())
+            }
             Selection::Objects(objects) => match &objects[..] {
                 [keys] => match self.print_first_of(ctx, source, keys, out)? {
                     Got::Record => Ok(()),
@@ -231,6 +243,44 @@ impl Printer<'_> {
                 _ => self.print_objects_named(ctx, scan, source, objects, out),
             },
         }
+    }
+
+    /// Prints the table of objects, if all of them exist and are of known kinds.
+    fn print_wide(
+        &self,
+        ctx: &Context,
+        scan: Option<&Scan>,
+        source: &State,
+        objects: &[Vec<Vec<u8>>],
+        out: &mut Stream,
+    ) -> Result<bool> {
+        let range = KeyRange::Keys(objects.iter().flatten().cloned().collect());
+        let mut found = Keys::read(ctx, source, range.clone())?;
+        let mut resources: Vec<Resource> = Resource::built_in().collect();
+        resources.extend(read::kinds(
+            self.backup,
+            source,
+            KindsOf::State,
+            &self.prefixes,
+        )?);
+        let names = KeyNames::new(resources, &self.prefixes);
+        let (mut kinds, mut number) = (Vec::new(), 0);
+        while found.advance()? {
+            let Some(object) = names
+                .object(found.current()?.key)
+                .map(|o| o.resource.clone())
+            else {
+                return Ok(false);
+            };
+            number += 1;
+            if !kinds.contains(&object) {
+                kinds.push(object);
+            }
+        }
+        if number < objects.len() {
+            return Ok(false);
+        }
+        self.print_table(ctx, scan, source, &kinds, range, out)
     }
 
     /// Prints several objects. Each may have several keys.
@@ -353,7 +403,6 @@ impl Printer<'_> {
         let text = match format {
             Format::Yaml => yaml::from_object(&object),
             Format::Name => objects::name(&object) + "\n",
-            Format::JsonPath(template) => template.of_object(&Value::Object(object)),
             _ => objects::pretty(&object, "")? + "\n",
         };
         out.write(text.as_bytes())

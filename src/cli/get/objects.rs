@@ -27,12 +27,6 @@ impl Printer<'_> {
     ) -> Result<bool> {
         let mut is_first = true;
         let mut not_decoded = None;
-        let mut list = match self.format {
-            Format::JsonPath(template) => {
-                Some(template.of_list().map_err(|e| Reason::Usage.error(e))?)
-            }
-            _ => None,
-        };
         while keys.advance()? {
             ctx.store.cancel().check()?;
             let kv = keys.current()?;
@@ -59,13 +53,6 @@ impl Printer<'_> {
                 }
                 Format::Yaml => yaml::from_item(&object),
                 Format::Name => name(&object) + "\n",
-                Format::JsonPath(_) => {
-                    if let Some(list) = &mut list {
-                        list.add(&Value::Object(object));
-                    }
-                    is_first = false;
-                    continue;
-                }
                 _ if is_first => format!(
                     "{{\n    \"apiVersion\": \"v1\",\n    \"items\": [\n{}",
                     pretty(&object, LIST_INDENT)?
@@ -74,10 +61,6 @@ impl Printer<'_> {
             };
             out.write(item.as_bytes())?;
             is_first = false;
-        }
-        if let Some(list) = list {
-            out.write(list.end().as_bytes())?;
-            return self.lacking(not_decoded).map(|()| !is_first);
         }
         let end = match self.format {
             Format::Yaml if is_first => "apiVersion: v1\nitems: []\nkind: List\n",

@@ -11,14 +11,15 @@ use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::columns::{CellValue, Column};
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::objects::{Detail, NotDecoded, Object};
-use crate::ops::read::Keys;
 use crate::ops::read::deleted::Deletion;
 use crate::ops::read::span::Span;
+use crate::ops::read::{Keys, check_size};
 use crate::prefix::Context;
 use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
 use chrono::{DateTime, Utc};
 use serde_json::Value;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 impl Printer<'_> {
@@ -55,7 +56,7 @@ impl Printer<'_> {
             if is_past {
                 header.push("DELETED".to_owned());
             }
-            GrowingTable::new(header)
+            GrowingTable::new(header, !self.args.no_headers)
         };
         let mut print = |line: &str| out.write(line.as_bytes());
         // The table of a kind. Keys are sorted, so those of a kind stand together.
@@ -66,16 +67,13 @@ impl Printer<'_> {
             let object = names.object(kv.key)?;
             let kind = kinds.iter().position(|kind| kind == object.resource)?;
             let kind_name = (kinds.len() > 1).then(|| object.resource.name_in_output());
-            let mut row = self.row(kv, &object, kind_name, &columns[kind], now)?;
+            let (mut row, sorted_by) = self.row(kv, &object, kind_name, &columns[kind], now)?;
             if let Some(deletions) = &deletions {
                 row.push(deletions.get(kv.key).map_or_else(String::new, deleted));
             }
-            Some((kind, row))
+            Some((kind, sorted_by, row))
         };
-        keys.map(ctx, row, |row| {
-            let Some((kind, row)) = row else {
-                return Ok(());
-            };
+        let mut print_row = |kind: usize, row: Vec<String>| {
             if table.as_ref().is_none_or(|(last, _)| *last != kind) {
                 if let Some((_, mut ended)) = table.take() {
                     ended.end(&mut print)?;
@@ -87,7 +85,24 @@ impl Printer<'_> {
                 Some((_, table)) => table.add(row, None, &mut print),
                 None => Ok(()),
             }
+        };
+        let (mut waiting, mut bytes) = (Vec::new(), 0);
+        keys.map(ctx, row, |row| match row {
+            Some((kind, sorted_by, row)) if self.args.sort_by.is_some() => {
+                bytes += row.iter().map(String::len).sum::<usize>();
+                waiting.push((kind, sorted_by, row));
+                check_size(bytes)
+            }
+            Some((kind, _, row)) => print_row(kind, row),
+            None => Ok(()),
         })?;
+        waiting.sort_by(|a, b| {
+            a.0.cmp(&b.0)
+                .then_with(|| order(a.1.as_ref(), b.1.as_ref()))
+        });
+        for (kind, _, row) in waiting {
+            print_row(kind, row)?;
+        }
         match table {
             Some((_, mut table)) => table.end(&mut print).map(|()| true),
             None => {
@@ -99,7 +114,8 @@ impl Printer<'_> {
         }
     }
 
-    /// Returns the row of an object, without its deletion; `None` if its labels are others than are asked for.
+    /// Returns the row of an object, without its deletion, and the value that it is sorted by; `None` if its labels are others
+    /// than are asked for.
     fn row(
         &self,
         kv: &KeyValue<'_>,
@@ -107,7 +123,8 @@ impl Printer<'_> {
         kind: Option<String>,
         columns: &[Column],
         now: DateTime<Utc>,
-    ) -> Option<Vec<String>> {
+    ) -> Option<(Vec<String>, Option<Value>)> {
+        let mut sorted_by = None;
         let mut row = Vec::new();
         let shown = |part: &str| text::key(part.as_bytes()).into_owned();
         let namespace = object.namespace.map(shown);
@@ -122,7 +139,10 @@ impl Printer<'_> {
                 if !self.args.labels.match_object(&object.json) {
                     return None;
                 }
-                row.extend(cells(&Value::Object(object.json), columns, now));
+                let object = Value::Object(object.json);
+                let path = self.args.sort_by.as_ref();
+                sorted_by = path.and_then(|path| path.values(&object).first().copied().cloned());
+                row.extend(cells(&object, columns, now));
             }
             Err(e) if self.args.labels.selector.is_some() => {
                 if matches!(e, NotDecoded::Encrypted { .. }) {
@@ -135,7 +155,7 @@ impl Printer<'_> {
                 row.push(e.to_string());
             }
         }
-        Some(row)
+        Some((row, sorted_by))
     }
 
     /// Returns the deletions of keys after a state.
@@ -160,6 +180,20 @@ impl Printer<'_> {
             }
         }
         Ok(deletions)
+    }
+}
+
+/// Orders values: what is missing first, numbers by their size, all else as text.
+fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
+    let number = |value: Option<&Value>| value.and_then(Value::as_f64);
+    let text = |value: Option<&Value>| match value {
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+        None => String::new(),
+    };
+    match (number(a), number(b)) {
+        (Some(a), Some(b)) => a.total_cmp(&b),
+        _ => text(a).cmp(&text(b)),
     }
 }
 
@@ -194,7 +228,7 @@ pub fn table(resource: &Resource, objects: &[Value]) -> Result<String> {
         text.push_str(line);
         Ok(())
     };
-    let mut table = GrowingTable::new(columns.iter().map(|c| c.header.clone()));
+    let mut table = GrowingTable::new(columns.iter().map(|c| c.header.clone()), true);
     for object in objects {
         table.add(cells(object, &columns, Utc::now()), None, &mut print)?;
     }

@@ -24,7 +24,7 @@ pub(in crate::explore) struct Life {
     key: String,
     /// The number of all versions.
     total: usize,
-    /// The newest versions before the one that was asked for, newest first.
+    /// The newest versions before the one that was asked for, newest first. If the last change was asked for, the newest of all.
     versions: Vec<LifeVersion>,
     /// The newest of all these that changed what a user sets; null unless it was asked for, and if there is none.
     last_change: Option<LastChange>,
@@ -159,11 +159,16 @@ impl Life {
         let end = before.map_or(all.len(), |before| {
             all.partition_point(|v| v.revision < before)
         });
-        let begin = end.saturating_sub(MAX_LIFE);
+        let listed = if is_brief { all.len() } else { end };
+        let begin = listed.saturating_sub(MAX_LIFE);
         let mut versions = Vec::new();
         let mut old = None;
         // The version before the first one tells what that one changed.
-        for (nth, version) in all[..end].iter().enumerate().skip(begin.saturating_sub(1)) {
+        for (nth, version) in all[..listed]
+            .iter()
+            .enumerate()
+            .skip(begin.saturating_sub(1))
+        {
             let new = Written::read(index, version, show)?;
             if nth >= begin {
                 let (new, old) = (new.as_ref(), old.as_ref());

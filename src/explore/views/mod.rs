@@ -3,21 +3,25 @@
 //! The types are the answers of the API, which docs/design/explore.md documents.
 //!
 //! - `plot`: changes over time; `state`: what exists at a moment; `object`: one object
-//! - `life`, `comparison`: one object over time; `changes`: what changed between two moments
+//! - `life`, `comparison`: one object over time; `lines`, `changes`: what changed between two moments
 
 mod changes;
 mod comparison;
 mod life;
+mod lines;
 mod object;
 mod plot;
 mod state;
+mod table;
 
 pub(super) use changes::Changes;
 pub(super) use comparison::Comparison;
 pub(super) use life::Life;
+pub(super) use lines::{Filter as LineFilter, Lines};
 pub(super) use object::{Show, Shown};
 pub(super) use plot::Density;
-pub(super) use state::{Filter, Objects, Search, State};
+pub(super) use state::{Objects, Search, State};
+pub(super) use table::{Filter, Table};
 
 use super::index::{Index, Moment};
 use super::kinds::Kind;
@@ -25,7 +29,7 @@ use crate::backup::chain::RevisionRange;
 use crate::base::time::{self, Day, Zone, rfc3339};
 use crate::error::{Reason, Result};
 use crate::mvcc::Revision;
-use crate::ops::read::versions::DamagedSnapshot;
+use crate::ops::read::versions::{DamagedSnapshot, Wall};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 
@@ -52,6 +56,8 @@ pub(in crate::explore) struct Window {
     keys: usize,
     /// The number of their versions.
     versions: usize,
+    /// Where the history left others.
+    walls: Vec<Wall>,
     /// Warnings for the operator.
     warnings: Vec<String>,
 }
@@ -71,6 +77,7 @@ impl Window {
             kinds: index.kinds.all().to_vec(),
             keys: index.keys.len(),
             versions: index.keys.iter().map(|k| index.versions(k).len()).sum(),
+            walls: index.coverage.walls.clone(),
             warnings: index.coverage.warnings.clone(),
         }
     }

@@ -3,10 +3,12 @@
 use super::At;
 use super::state::Listed;
 use crate::base::hash::hex;
+use crate::base::time::rfc3339;
 use crate::error::Result;
 use crate::explore::index::{Index, Key};
 use crate::mvcc::{KeyValue, Revision};
 use crate::objects::{Detail, EncryptionKeys, Object, yaml};
+use crate::ops::read::versions::known_before;
 use serde::Serialize;
 
 /// The longest text that is compared or shown, in bytes.
@@ -31,6 +33,8 @@ pub(in crate::explore) struct Shown {
     at: At,
     /// The object; null if it does not exist at that moment.
     object: Option<Listed>,
+    /// If it was deleted before that moment: when, and the newest revision at which it is known to have been there.
+    gone: Option<Gone>,
     /// The key, as text.
     key: String,
     /// The name by which `deltafold get` finds it: a reference, or the key.
@@ -45,6 +49,29 @@ pub(in crate::explore) struct Shown {
     pub(in crate::explore) is_secret: bool,
     /// etcd's record: the revision of its creation, the number of its changes, and its lease.
     record: Option<RecordFacts>,
+}
+
+/// The deletion of an object.
+#[derive(Debug, Serialize)]
+struct Gone {
+    revision: Revision,
+    time: Option<String>,
+    before: Revision,
+}
+
+impl Gone {
+    /// Finds the last deletion of a key up to a revision at which it is not there.
+    fn of(index: &Index, key: &Key, revision: Revision) -> Option<Self> {
+        let versions = index.versions(key);
+        let later = versions.partition_point(|v| v.revision <= revision);
+        let (deletion, versions) = versions[..later].split_last()?;
+        let put = versions.last().map(|put| put.revision)?;
+        Some(Gone {
+            revision: deletion.revision,
+            time: index.time_of(deletion.revision).map(rfc3339),
+            before: known_before(&index.unknown, deletion.revision.previous(), put),
+        })
+    }
 }
 
 /// What etcd records with a value.
@@ -71,6 +98,7 @@ impl Shown {
         let mut shown = Shown {
             at: At::of(index, revision),
             object: None,
+            gone: None,
             reference: reference(index, key).unwrap_or_else(|| text_of_key.clone()),
             key: text_of_key,
             text: String::new(),
@@ -80,6 +108,7 @@ impl Shown {
             record: None,
         };
         let Some(version) = index.at(key, revision) else {
+            shown.gone = Gone::of(index, key, revision);
             return Ok(shown);
         };
         let record = index.record(version)?;

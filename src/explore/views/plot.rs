@@ -4,6 +4,7 @@ use crate::base::time::rfc3339;
 use crate::error::{Reason, Result};
 use crate::explore::index::{Index, Version};
 use crate::explore::kinds::KindId;
+use crate::objects::resource::Resource;
 use chrono::DateTime;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -18,8 +19,10 @@ const PLOT_KINDS: usize = 6;
 pub(in crate::explore) struct Density {
     /// Where each bar begins: a time, or a revision if no times are known. One more than bars.
     edges: Vec<String>,
-    /// The bars of each kind, those with most changes first.
+    /// The bars of each kind, those with most changes in the whole window first: of any range, the same kinds.
     kinds: Vec<Bars>,
+    /// The number of deletions in each bar, but those of Events and Leases.
+    deleted: Vec<u32>,
     /// Where changes are missing: begin and end, as edges.
     gaps: Vec<[String; 2]>,
 }
@@ -75,27 +78,36 @@ impl Density {
                 .contains(&share)
                 .then(|| ((share * bars as f64) as usize).min(bars - 1))
         };
-        let mut counts: HashMap<Option<KindId>, Vec<u32>> = HashMap::new();
+        let mut counts: HashMap<Option<KindId>, (usize, Vec<u32>)> = HashMap::new();
+        let mut deleted = vec![0; bars];
         for key in &index.keys {
-            let counts = counts.entry(key.kind).or_insert_with(|| vec![0; bars]);
-            for bar in index.versions(key).iter().filter_map(bar_of) {
+            let empty = || (0, vec![0; bars]);
+            let (total, counts) = counts.entry(key.kind).or_insert_with(empty);
+            let versions = index.versions(key);
+            *total += versions.len();
+            let kind = key.kind.and_then(|kind| index.kinds.resource(kind));
+            let is_frequent = kind.is_some_and(Resource::changes_all_the_time);
+            for version in versions {
+                let Some(bar) = bar_of(version) else {
+                    continue;
+                };
                 counts[bar] += 1;
+                deleted[bar] += u32::from(version.is_deletion() && !is_frequent);
             }
         }
         let name = |id: Option<KindId>| {
             let kind = id.and_then(|id| index.kinds.get(id));
             kind.map_or_else(|| "other keys".to_owned(), |kind| kind.kind.clone())
         };
-        let mut kinds: Vec<Bars> = counts
+        let mut kinds: Vec<(usize, Bars)> = counts
             .into_iter()
-            .map(|(id, counts)| Bars {
-                kind: Some(name(id)),
-                counts,
+            .map(|(id, (total, counts))| {
+                let kind = Some(name(id));
+                (total, Bars { kind, counts })
             })
-            .filter(|bars| bars.counts.iter().any(|count| *count > 0))
             .collect();
-        let total = |bars: &Bars| bars.counts.iter().map(|c| u64::from(*c)).sum::<u64>();
-        kinds.sort_by_key(|bars| (std::cmp::Reverse(total(bars)), bars.kind.clone()));
+        kinds.sort_by_key(|(total, bars)| (std::cmp::Reverse(*total), bars.kind.clone()));
+        let mut kinds: Vec<Bars> = kinds.into_iter().map(|(_, bars)| bars).collect();
         if kinds.len() > PLOT_KINDS {
             let rest = kinds.split_off(PLOT_KINDS);
             let mut counts = vec![0; bars];
@@ -117,6 +129,7 @@ impl Density {
         Ok(Density {
             edges: edges.collect(),
             kinds,
+            deleted,
             gaps: gaps(index, times.is_some()),
         })
     }

@@ -6,6 +6,7 @@ use crate::error::{Reason, Result};
 use crate::explore::index::{Index, Key, Version};
 use crate::explore::kinds::KindId;
 use crate::mvcc::{KeyValue, Revision};
+use crate::objects::names::NameSearch;
 use crate::objects::resource::labels;
 use crate::objects::selector::Selector;
 use crate::objects::{Detail, EncryptionKeys, NotDecoded, Object, yaml};
@@ -136,42 +137,15 @@ pub(in crate::explore) struct Objects {
     objects: Vec<Listed>,
 }
 
-/// Which objects of a state are listed.
-#[derive(Debug, Default)]
-pub(in crate::explore) struct Filter {
-    /// Only those of this namespace; empty for objects without one.
-    pub(in crate::explore) namespace: Option<String>,
-    /// Only those of this kind.
-    pub(in crate::explore) kind: Option<KindId>,
-    /// Only keys that are no objects.
-    pub(in crate::explore) is_other: bool,
-    /// How many of the first are left out.
-    pub(in crate::explore) offset: usize,
-}
-
 impl Objects {
-    pub(in crate::explore) fn of(index: &Index, revision: Revision, filter: &Filter) -> Self {
-        let matches = |key: &Key| {
-            filter
-                .namespace
-                .as_ref()
-                .is_none_or(|n| n == key.namespace())
-                && filter.kind.is_none_or(|kind| key.kind == Some(kind))
-                && key.kind.is_none() == filter.is_other
-        };
-        let state = index.state(revision).filter(|(key, _)| matches(key));
-        Self::collect(index, revision, state, filter.offset)
-    }
-
     fn collect<'i>(
         index: &'i Index,
         revision: Revision,
         found: impl Iterator<Item = (&'i Key, &'i Version)>,
-        offset: usize,
     ) -> Self {
         let (mut total, mut objects) = (0, Vec::new());
         for (key, version) in found {
-            if total >= offset && objects.len() < MAX_LISTED {
+            if objects.len() < MAX_LISTED {
                 objects.push(Listed::of(index, key, version));
             }
             total += 1;
@@ -183,7 +157,7 @@ impl Objects {
         }
     }
 
-    /// Searches a state; names at all times. What is not in the state comes later, and Events at the end.
+    /// Searches a state; names at all times. Exact names come first, what is not in the state later, and Events at the end.
     ///
     /// # Errors
     /// `Usage` if the labels are invalid; `Io`.
@@ -194,20 +168,20 @@ impl Objects {
         search: &Search,
     ) -> Result<Self> {
         if let Search::Names(words) = search {
-            let mut found: Vec<&Key> = (index.keys.iter())
-                .filter(|key| is_named(index, key, words))
-                .collect();
-            let is_event = |key: &Key| index.kind(key).is_some_and(|kind| kind.kind == "Event");
-            found.sort_by_cached_key(|key| {
-                let is_absent = index.at(key, revision).is_none();
-                (is_event(key), is_absent)
-            });
+            let rank = |key: &Key| {
+                let kind = key.kind.and_then(|kind| index.kinds.resource(kind));
+                let is_event = kind.is_some_and(|kind| kind.kind == "Event");
+                Some((is_event, words.rank(kind, &key.bytes)?))
+            };
+            let found = index.keys.iter().filter_map(|key| Some((rank(key)?, key)));
+            let mut found: Vec<((bool, u8), &Key)> = found.collect();
+            found.sort_by_cached_key(|(rank, key)| (*rank, index.at(key, revision).is_none()));
             let shown = found.iter().take(MAX_LISTED);
             return Ok(Objects {
                 at: At::of(index, revision),
                 total: found.len(),
                 objects: shown
-                    .filter_map(|key| Listed::at(index, key, revision))
+                    .filter_map(|(_, key)| Listed::at(index, key, revision))
                     .collect(),
             });
         }
@@ -218,15 +192,15 @@ impl Objects {
                 found.push((key, version));
             }
         }
-        Ok(Self::collect(index, revision, found.into_iter(), 0))
+        Ok(Self::collect(index, revision, found.into_iter()))
     }
 }
 
 /// What is searched for.
 #[derive(Debug)]
 pub(in crate::explore) enum Search {
-    /// Words in the kind, the namespace or the name, all of them, in any case.
-    Names(Vec<String>),
+    /// Words in names, at all times.
+    Names(NameSearch),
     /// Labels.
     Labels(Selector),
     /// A text in the object, in any case. Values of Secrets are left out.
@@ -241,9 +215,7 @@ impl Search {
     pub(in crate::explore) fn parse(text: &str, within: &str) -> Result<Self> {
         let lower = text.to_lowercase();
         match within {
-            "names" => Ok(Search::Names(
-                lower.split_whitespace().map(str::to_owned).collect(),
-            )),
+            "names" => Ok(Search::Names(NameSearch::parse(text))),
             "labels" => match text.parse() {
                 Ok(selector) => Ok(Search::Labels(selector)),
                 Err(e) => Err(Reason::Usage.error(e.to_string())),
@@ -273,13 +245,4 @@ impl Search {
             }
         }
     }
-}
-
-/// Whether all words are in the kind or the key.
-fn is_named(index: &Index, key: &Key, words: &[String]) -> bool {
-    let kind = index.kind(key).map_or("", |kind| &kind.kind).to_lowercase();
-    let path = String::from_utf8_lossy(&key.bytes).to_lowercase();
-    words
-        .iter()
-        .all(|word| kind.contains(word) || path.contains(word))
 }

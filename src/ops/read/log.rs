@@ -8,16 +8,16 @@ use super::deleted::{Owner, owner_in};
 use super::diff::Omitted;
 use super::span::{Begin, Existence, Known, Opened};
 use super::stream::{KeyChange, KeyVersion, RECORD};
-use super::versions::FoundVersion;
+use super::versions::{FoundVersion, Wall};
 use crate::base::external_sort::{Sorted, Sorter};
+use crate::base::parallel;
 use crate::base::time::rfc3339;
 use crate::error::{Error, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::resource::Resource;
-use crate::objects::{EncryptionKeys, Object};
+use crate::objects::{Detail, EncryptionKeys, Object};
 use crate::prefix::open::BackupLocation;
-use crate::prefix::scan::Scan;
 use crate::prefix::select::StateRequest;
 use crate::prefix::set_aside::{Purpose, decide_again};
 use chrono::{DateTime, Utc};
@@ -122,20 +122,6 @@ pub struct Change {
     pub before: Option<Revision>,
 }
 
-/// The history leaves another one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub struct Wall {
-    /// The last revision that both have.
-    pub after_revision: Revision,
-    /// The ID of the timeline that begins here.
-    pub timeline: String,
-    /// The ID of the timeline that it leaves.
-    pub left: String,
-    /// When the snapshotter wrote that another history begins (RFC 3339); null if the snapshots alone tell it.
-    pub time: Option<String>,
-}
-
 /// An item of a log.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Item {
@@ -156,9 +142,9 @@ pub struct Wanted<'a> {
     /// The prefixes of the API servers.
     pub prefixes: &'a EtcdPrefixes,
     /// Chooses the keys by the kinds of objects.
-    pub range: &'a dyn Fn(&[Resource]) -> Result<KeyRange>,
+    pub range: &'a (dyn Fn(&[Resource]) -> Result<KeyRange> + Sync),
     /// Whether changes with one of these records are wanted: the version before, and the new one.
-    pub has_labels: &'a dyn Fn(&[KeyValue<'_>]) -> bool,
+    pub has_labels: &'a (dyn Fn(&[KeyValue<'_>]) -> bool + Sync),
     /// What is wanted; empty for all.
     pub only: &'a [Happened],
     /// Whether changes of Events and Leases are left out: they happen all the time.
@@ -206,10 +192,10 @@ impl Log {
         let (begin, end) = (wanted.begin, &wanted.end);
         let opened = Opened::open(backup, begin, end, wanted.prefixes, wanted.range)?;
         let has_omitted = AtomicBool::new(false);
-        let omits = wanted.omits_events_and_leases;
         let sees = |version: &FoundVersion<'_>| {
             let value = version.kv.map(|kv| kv.value);
-            let is_omitted = omits && Omitted::default().takes(version.key, value);
+            let is_omitted =
+                wanted.omits_events_and_leases && Omitted::default().takes(version.key, value);
             if is_omitted && version.time.is_some() {
                 has_omitted.store(true, Relaxed);
             }
@@ -220,6 +206,9 @@ impl Log {
         let mut lines = Lines {
             wanted,
             known,
+            threads: backup.context().threads,
+            batch: Vec::new(),
+            batch_bytes: 0,
             sorter: Sorter::new(backup.context().temp(), SORT_BUFFER_BYTES),
             key: Vec::new(),
             before: None,
@@ -231,20 +220,18 @@ impl Log {
             backup.context().store.cancel().check()?;
             lines.add(&version)?;
         }
-        lines.end_key();
+        lines.end_batch()?;
+        let exists = lines.before.is_some();
+        lines.end_key(exists);
         let coverage = &stream.coverage;
         for (first, last) in opened.missing(coverage) {
             lines.mark(first, &Item::Missing(first, last))?;
         }
         let (first, last) = (opened.revisions.0, opened.last(coverage));
-        let walls = opened
-            .scan
-            .as_ref()
-            .map(|scan| walls(scan, &opened.to.timeline));
-        for wall in walls.into_iter().flatten() {
+        for wall in &coverage.walls {
             let at = wall.after_revision.next();
             if first <= at && at <= last {
-                lines.mark(at, &Item::Wall(wall))?;
+                lines.mark(at, &Item::Wall(wall.clone()))?;
             }
         }
         Ok(Log {
@@ -278,32 +265,21 @@ impl Log {
     }
 }
 
-/// Returns where a timeline left others.
-fn walls(scan: &Scan, timeline: &str) -> Vec<Wall> {
-    let mut walls: Vec<Wall> = Vec::new();
-    let mut id = timeline.to_owned();
-    while let Ok(t) = scan.timelines.by_id(&id)
-        && let Some((left, after)) = &t.left
-        // No timeline leaves one that left it.
-        && walls.len() < scan.timelines.all.len()
-    {
-        walls.push(Wall {
-            after_revision: *after,
-            timeline: std::mem::replace(&mut id, left.clone()),
-            left: left.clone(),
-            time: t.wall.as_ref().map(|wall| rfc3339(wall.at())),
-        });
-    }
-    walls
-}
+/// The versions that are decoded at once, on several threads: their number, and their bytes but for the last one.
+const BATCH: usize = 2000;
+const BATCH_BYTES: usize = 8 << 20;
 
-/// Makes the lines, key by key.
+/// Makes the lines. Versions come key by key, those of a key in order.
 struct Lines<'a> {
     wanted: &'a Wanted<'a>,
     known: Known,
+    threads: usize,
+    batch: Vec<Version>,
+    batch_bytes: usize,
     sorter: Sorter,
+    /// The key of the current line.
     key: Vec<u8>,
-    /// The version of the key before the current one, unless it was deleted.
+    /// The version before those of the batch.
     before: Option<Before>,
     /// The last deletion of the key, if it is wanted.
     deleted: Option<Lost>,
@@ -312,15 +288,26 @@ struct Lines<'a> {
     number: u64,
 }
 
-/// A version that the next one is compared with.
-struct Before {
+/// A version of a key.
+struct Version {
+    key: Vec<u8>,
     revision: Revision,
-    record: Vec<u8>,
-    /// What is known of it; `None` if it was put before the span, and is not decoded yet.
-    seen: Option<Seen>,
+    time: Option<String>,
+    /// The record that was put.
+    record: Option<Vec<u8>>,
+    /// Of a deletion that no snapshot records: the newest revision at which the key was there.
+    unrecorded_after: Option<Revision>,
 }
 
-struct Seen {
+impl Version {
+    fn kv(&self) -> Result<Option<KeyValue<'_>>> {
+        self.record.as_deref().map(KeyValue::decode).transpose()
+    }
+}
+
+/// A version that was put, and that the next one is compared with.
+struct Before {
+    version: Version,
     object: Option<Object>,
     existence: Existence,
 }
@@ -332,107 +319,138 @@ struct Lost {
     has_owner: bool,
 }
 
-impl Before {
-    /// Decodes the version, if that is not done yet.
-    fn see(self, keys: &EncryptionKeys) -> Result<(Vec<u8>, Seen)> {
-        let seen = match self.seen {
-            Some(seen) => seen,
-            None => Seen::of(&KeyValue::decode(&self.record)?, self.revision, None, keys),
-        };
-        Ok((self.record, seen))
-    }
-}
-
-impl Seen {
-    fn of(
-        kv: &KeyValue<'_>,
-        revision: Revision,
-        before: Option<Existence>,
-        keys: &EncryptionKeys,
-    ) -> Self {
-        let object = Object::of_record(kv, keys).ok();
-        let is_terminating = object.as_ref().is_some_and(Object::is_terminating);
-        Seen {
-            existence: Existence::put(before, revision, is_terminating),
-            object,
-        }
-    }
-}
-
 impl Lines<'_> {
     fn add(&mut self, version: &KeyVersion<'_>) -> Result<()> {
-        if self.key != version.key {
-            self.end_key();
-            self.key = version.key.to_vec();
-        }
-        let revision = version.revision;
-        let (first, last) = self.known.span;
-        let record = match version.change {
-            KeyChange::Put(record) => Some(record),
-            KeyChange::Deleted | KeyChange::DeletedUnrecorded(_) => None,
+        let (record, unrecorded_after) = match version.change {
+            KeyChange::Put(record) => (Some(record.to_vec()), None),
+            KeyChange::Deleted => (None, None),
+            KeyChange::DeletedUnrecorded(after) => (None, Some(after)),
         };
-        if revision < first {
-            self.before = record.map(|record| Before {
-                revision,
-                record: record.to_vec(),
-                seen: None,
-            });
-            return Ok(());
-        }
-        if revision > last {
-            return Ok(());
-        }
-        let keys = self.wanted.keys;
-        let before = self.before.take().map(|before| before.see(keys));
-        let (old_record, old) = before.transpose()?.unzip();
-        let old_kv = old_record.as_deref().map(KeyValue::decode).transpose()?;
-        let new_kv = record.map(KeyValue::decode).transpose()?;
-        let versions: Vec<KeyValue<'_>> = old_kv.into_iter().chain(new_kv).collect();
-        let is_wanted = (self.wanted.has_labels)(&versions);
-        let mut change = Change {
-            revision,
+        self.batch_bytes += version.key.len() + record.as_ref().map_or(0, Vec::len);
+        self.batch.push(Version {
+            key: version.key.to_vec(),
+            revision: version.revision,
             time: version.time.map(str::to_owned),
-            not_after: None,
-            recorded: !matches!(version.change, KeyChange::DeletedUnrecorded(_)),
-            summary: Summary::of_deletion(old.as_ref().and_then(|old| old.object.as_ref())),
-            before: None,
-        };
-        if change.time.is_none() {
-            change.not_after = self.known.first_after(revision).map(rfc3339);
-        }
-        if let (Some(record), Some(kv)) = (record, new_kv) {
-            let (old, existence) =
-                old.map_or((None, None), |old| (old.object, Some(old.existence)));
-            let new = Seen::of(&kv, revision, existence, keys);
-            let secrets = self.wanted.show_secrets;
-            change.summary = Summary::of_put(&kv, new.object.as_ref(), old.as_ref(), secrets);
-            self.before = Some(Before {
-                revision,
-                record: record.to_vec(),
-                seen: Some(new),
-            });
-        } else {
-            let until = match version.change {
-                KeyChange::DeletedUnrecorded(after) => self.known.until(after),
-                KeyChange::Put(_) | KeyChange::Deleted => revision.previous(),
-            };
-            let existence = old.as_ref().map(|old| &old.existence);
-            let before = self.known.before(existence, until);
-            change.before = Some(before);
-            self.deleted = is_wanted.then(|| Lost {
-                key: self.key.clone(),
-                revision,
-                before,
-                has_owner: change.summary.owner.is_some(),
-            });
-        }
-        let only = self.wanted.only;
-        if is_wanted && (only.is_empty() || only.contains(&change.summary.change)) {
-            self.number += 1;
-            let number = self.number;
-            self.push(revision, number, &Item::Change(change))?;
+            record,
+            unrecorded_after,
+        });
+        if self.batch.len() >= BATCH || self.batch_bytes >= BATCH_BYTES {
+            self.end_batch()?;
         }
         Ok(())
+    }
+
+    fn end_batch(&mut self) -> Result<()> {
+        let batch = std::mem::take(&mut self.batch);
+        self.batch_bytes = 0;
+        let (wanted, first) = (self.wanted, self.known.span.0);
+        // What existed before the span counts only for what changes it.
+        let is_needed = |nth: usize, version: &Version| {
+            let next = batch.get(nth + 1);
+            let changes_it = |next: &Version| next.key == version.key && next.revision >= first;
+            version.revision >= first || next.is_none_or(changes_it)
+        };
+        let numbers: Vec<usize> = (0..batch.len()).collect();
+        let objects = parallel::each(self.threads, &numbers, |&nth| {
+            let version = &batch[nth];
+            let record = version
+                .record
+                .as_ref()
+                .filter(|_| is_needed(nth, version))?;
+            let kv = KeyValue::decode(record).ok()?;
+            Object::of_record_with(&kv, wanted.keys, Detail::ManagersAlone).ok()
+        });
+        let carried = self.before.take();
+        let old = |nth: usize| match nth.checked_sub(1) {
+            Some(last) => Some((&batch[last], objects[last].as_ref())),
+            None => carried.as_ref().map(|b| (&b.version, b.object.as_ref())),
+        };
+        let known = &self.known;
+        let changes = parallel::each(self.threads, &numbers, |&nth| {
+            let version = &batch[nth];
+            let old = old(nth).filter(|(old, _)| old.key == version.key);
+            known
+                .contains(version.revision)
+                .then(|| change(version, objects[nth].as_ref(), old, known, wanted))
+                .transpose()
+        });
+        let mut existence = carried.map(|before| before.existence);
+        let mut last = None;
+        for ((version, object), change) in batch.into_iter().zip(objects).zip(changes) {
+            if self.key != version.key {
+                self.end_key(existence.take().is_some());
+                self.key.clone_from(&version.key);
+            }
+            if version.revision <= self.known.span.1 {
+                let existed = existence.take();
+                if version.record.is_some() {
+                    let is_terminating = object.as_ref().is_some_and(Object::is_terminating);
+                    let revision = version.revision;
+                    existence = Some(Existence::put(existed, revision, is_terminating));
+                    self.deleted = None;
+                    self.push_wanted(change?)?;
+                } else {
+                    self.push_deletion(&version, existed.as_ref(), change?)?;
+                }
+            }
+            last = Some((version, object));
+        }
+        self.before = last
+            .zip(existence)
+            .map(|((version, object), existence)| Before {
+                version,
+                object,
+                existence,
+            });
+        Ok(())
+    }
+
+    fn push_wanted(&mut self, change: Option<(Change, bool)>) -> Result<()> {
+        let only = self.wanted.only;
+        match change {
+            Some((change, true)) if only.is_empty() || only.contains(&change.summary.change) => {
+                self.number += 1;
+                self.push(change.revision, self.number, &Item::Change(change))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn push_deletion(
+        &mut self,
+        version: &Version,
+        existed: Option<&Existence>,
+        change: Option<(Change, bool)>,
+    ) -> Result<()> {
+        let Some((mut change, is_wanted)) = change else {
+            return Ok(());
+        };
+        let until = match version.unrecorded_after {
+            Some(after) => self.known.until(after),
+            None => version.revision.previous(),
+        };
+        let before = self.known.before(existed, until);
+        change.before = Some(before);
+        self.deleted = is_wanted.then(|| Lost {
+            key: self.key.clone(),
+            revision: version.revision,
+            before,
+            has_owner: change.summary.owner.is_some(),
+        });
+        self.push_wanted(Some((change, is_wanted)))
+    }
+
+    /// Ends the versions of the current key.
+    fn end_key(&mut self, exists: bool) {
+        let deleted = self.deleted.take().filter(|d| !exists && !d.has_owner);
+        let is_later = |lost: &Lost| {
+            deleted
+                .as_ref()
+                .is_some_and(|d| lost.revision <= d.revision)
+        };
+        if self.lost.as_ref().is_none_or(is_later) {
+            self.lost = deleted;
+        }
     }
 
     /// Adds what stands before the changes of a revision.
@@ -450,20 +468,31 @@ impl Lines<'_> {
             .map_err(|e| Error::internal(format!("a line cannot be written: {e}")))?;
         self.sorter.push(&place, &record)
     }
+}
 
-    /// Ends the versions of the current key.
-    fn end_key(&mut self) {
-        let deleted = self.deleted.take();
-        let is_back = self.before.take().is_some();
-        let Some(deleted) = deleted.filter(|d| !is_back && !d.has_owner) else {
-            return;
-        };
-        if self
-            .lost
-            .as_ref()
-            .is_none_or(|lost| lost.revision <= deleted.revision)
-        {
-            self.lost = Some(deleted);
-        }
-    }
+/// Returns the change of a version, without the revision before a deletion, and whether it is wanted.
+fn change(
+    version: &Version,
+    object: Option<&Object>,
+    old: Option<(&Version, Option<&Object>)>,
+    known: &Known,
+    wanted: &Wanted<'_>,
+) -> Result<(Change, bool)> {
+    let new_kv = version.kv()?;
+    let old_kv = old.map(|(old, _)| old.kv()).transpose()?.flatten();
+    let old_object = old.and_then(|(_, object)| object);
+    let versions: Vec<KeyValue<'_>> = old_kv.into_iter().chain(new_kv).collect();
+    let not_after = || known.first_after(version.revision).map(rfc3339);
+    let change = Change {
+        revision: version.revision,
+        time: version.time.clone(),
+        not_after: version.time.is_none().then(not_after).flatten(),
+        recorded: version.unrecorded_after.is_none(),
+        summary: match &new_kv {
+            Some(kv) => Summary::of_put(kv, object, old_object, wanted.show_secrets),
+            None => Summary::of_deletion(old_object),
+        },
+        before: None,
+    };
+    Ok((change, (wanted.has_labels)(&versions)))
 }

@@ -9,9 +9,10 @@ pub mod history;
 pub mod json;
 pub(crate) mod kinds;
 pub mod log;
+pub mod search;
 pub mod span;
 pub(crate) mod stream;
-pub(crate) mod versions;
+pub mod versions;
 
 use crate::backup::delta::{DeltaReader, Event};
 use crate::base::external_sort::{Sorted, Sorter};

@@ -269,6 +269,10 @@ impl Known {
         gap.map_or(since, |gap| gap.0.previous().max(since))
     }
 
+    pub(super) fn contains(&self, revision: Revision) -> bool {
+        self.span.0 <= revision && revision <= self.span.1
+    }
+
     /// Returns when the first snapshot was taken that reaches a revision.
     pub(super) fn first_after(&self, revision: Revision) -> Option<DateTime<Utc>> {
         let after = self.moments.iter().filter(|(last, _)| *last >= revision);

@@ -22,7 +22,7 @@ use crate::prefix::select::DeltaSlice;
 use crate::prefix::select::{self, StateRequest};
 use crate::prefix::snapshot_files::OpenFile;
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// All revisions.
 const ALL: RevisionRange = (Revision(1), Revision(i64::MAX));
@@ -71,10 +71,26 @@ pub(crate) struct Coverage {
     pub(crate) moments: Vec<(Revision, DateTime<Utc>)>,
     /// The snapshots of the timeline that are left out because they are damaged.
     pub(crate) damaged: Vec<DamagedSnapshot>,
+    /// Where the timeline left others.
+    pub(crate) walls: Vec<Wall>,
     /// The revisions whose changes are all known.
     covered: Vec<RevisionRange>,
     /// The revisions whose states the fulls hold, in the order of reading: from the compacted one to the last.
     in_fulls: Vec<RevisionRange>,
+}
+
+/// The history leaves another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Wall {
+    /// The last revision that both have.
+    pub after_revision: Revision,
+    /// The ID of the timeline that begins here.
+    pub timeline: String,
+    /// The ID of the timeline that it leaves.
+    pub left: String,
+    /// When the snapshotter wrote that another history begins (RFC 3339); null if the snapshots alone tell it.
+    pub time: Option<String>,
 }
 
 /// A snapshot that is left out because it is damaged.
@@ -209,6 +225,7 @@ fn read_store(
     let (timeline, warnings) = select::choose_timeline(ctx, &scan, &request)?;
     let mut coverage = Coverage::new(Some(timeline.id.clone()), warnings);
     coverage.moments = moments(&scan.catalog, timeline);
+    coverage.walls = walls(&scan, &timeline.id);
     let snapshots = &scan.catalog.snapshots;
     let damaged = scan.all_damage_in(timeline).map(|(i, e)| DamagedSnapshot {
         path: snapshots[i].path.clone(),
@@ -237,6 +254,25 @@ pub(crate) fn moments(catalog: &Catalog, timeline: &Timeline) -> Vec<(Revision, 
     names.collect()
 }
 
+/// Returns where a timeline left others.
+fn walls(scan: &Scan, timeline: &str) -> Vec<Wall> {
+    let mut walls: Vec<Wall> = Vec::new();
+    let mut id = timeline.to_owned();
+    while let Ok(t) = scan.timelines.by_id(&id)
+        && let Some((left, after)) = &t.left
+        // No timeline leaves one that left it.
+        && walls.len() < scan.timelines.all.len()
+    {
+        walls.push(Wall {
+            after_revision: *after,
+            timeline: std::mem::replace(&mut id, left.clone()),
+            left: left.clone(),
+            time: t.wall.as_ref().map(|wall| rfc3339(wall.at())),
+        });
+    }
+    walls
+}
+
 /// Reads the versions of these revisions on the timeline of a state, and what fulls have of older ones.
 ///
 /// # Errors
@@ -257,6 +293,7 @@ pub(crate) fn read_between(
         (Some(scan), _) => {
             let timeline = scan.timelines.by_id(&state.timeline)?;
             coverage.moments = moments(&scan.catalog, timeline);
+            coverage.walls = walls(scan, &timeline.id);
             coverage.read_timeline(ctx, scan, scan.intact(timeline), between, collect)?;
         }
         (None, BackupLocation::File(_, file)) => {
@@ -275,6 +312,7 @@ impl Coverage {
             warnings,
             moments: Vec::new(),
             damaged: Vec::new(),
+            walls: Vec::new(),
             covered: Vec::new(),
             in_fulls: Vec::new(),
         }
