@@ -26,38 +26,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::sync::{Arc, OnceLock};
 
-/// The files of the page.
-const FILES: [(&str, &str, &str); 6] = [
-    (
-        "/",
-        "text/html; charset=utf-8",
-        include_str!("page/index.html"),
-    ),
-    (
-        "/style.css",
-        "text/css; charset=utf-8",
-        include_str!("page/style.css"),
-    ),
-    (
-        "/app.js",
-        "text/javascript; charset=utf-8",
-        include_str!("page/app.js"),
-    ),
-    (
-        "/chains.js",
-        "text/javascript; charset=utf-8",
-        include_str!("page/chains.js"),
-    ),
-    (
-        "/dom.js",
-        "text/javascript; charset=utf-8",
-        include_str!("page/dom.js"),
-    ),
-    (
-        "/time.js",
-        "text/javascript; charset=utf-8",
-        include_str!("page/time.js"),
-    ),
+/// The modules of the page's program.
+const SCRIPTS: [(&str, &str); 8] = [
+    ("/app.js", include_str!("page/app.js")),
+    ("/backup.js", include_str!("page/backup.js")),
+    ("/detail.js", include_str!("page/detail.js")),
+    ("/dom.js", include_str!("page/dom.js")),
+    ("/lines.js", include_str!("page/lines.js")),
+    ("/objects.js", include_str!("page/objects.js")),
+    ("/plot.js", include_str!("page/plot.js")),
+    ("/state.js", include_str!("page/state.js")),
 ];
 
 /// What all requests share.
@@ -126,13 +104,17 @@ impl Parameters {
 /// Returns the routes, without the guard.
 pub(super) fn routes() -> Router<Arc<Shared>> {
     let mut router = Router::new();
-    for (path, kind, content) in FILES {
-        router = router.route(
-            path,
-            get(move || async move { ([(CONTENT_TYPE, kind)], content) }),
-        );
+    let file = |kind, content| get(move || async move { ([(CONTENT_TYPE, kind)], content) });
+    for (path, content) in SCRIPTS {
+        router = router.route(path, file("text/javascript; charset=utf-8", content));
     }
+    let (page, style) = (
+        include_str!("page/index.html"),
+        include_str!("page/style.css"),
+    );
     router
+        .route("/", file("text/html; charset=utf-8", page))
+        .route("/style.css", file("text/css; charset=utf-8", style))
         .route("/api/backup", get(backup))
         .route(
             "/api/density",
@@ -223,8 +205,8 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
         .route(
             "/api/changes",
             view(|shared, index, p| {
-                let from = revision_of(index, p.from.as_deref())?;
-                let to = revision_of(index, p.to.as_deref())?;
+                let from = any_revision_of(index, p.from.as_deref())?;
+                let to = any_revision_of(index, p.to.as_deref())?;
                 Changes::of(index, &shared.keys, from, to)
             }),
         )

@@ -8,7 +8,7 @@ export function h(name, attributes = {}, ...children) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else element.setAttribute(key, value === true ? "" : String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -44,9 +44,24 @@ export function takeToken() {
   history.replaceState(null, "", `#${parameters}`);
 }
 
+/** The answers of the API, by their requests: what is read of a backup does not change. */
+const answers = new Map();
+const MOST_ANSWERS = 100;
+
 /** Asks the API. Parameters without a value are left out. */
 export async function ask(path, parameters = {}, signal = undefined) {
   return (await request(path, parameters, signal)).json();
+}
+
+/** Asks the API, or returns what it has answered before. */
+export async function once(path, parameters, signal) {
+  const key = JSON.stringify([path, parameters]);
+  if (!answers.has(key)) {
+    const answer = await ask(path, parameters, signal);
+    answers.set(key, answer);
+    if (answers.size > MOST_ANSWERS) answers.delete(answers.keys().next().value);
+  }
+  return answers.get(key);
 }
 
 /** Saves an answer as a file. A link could not send the token. */
@@ -58,23 +73,54 @@ export async function download(path, parameters) {
   setTimeout(() => URL.revokeObjectURL(href), 60_000);
 }
 
+/** Returns an answer as text. */
+export const textOf = async (path, parameters) => (await request(path, parameters)).text();
+
+/** Whoever listens at the port now may be another program: it does not get the token. */
+let isGone = false;
+/** The number of requests without an answer. */
+let waiting = 0;
+
+/** Shows after a moment that an answer is awaited. */
+function wait(step) {
+  waiting += step;
+  setTimeout(() => {
+    byId("busy").hidden = waiting === 0;
+    document.body.ariaBusy = waiting > 0 ? "true" : null;
+  }, waiting > 0 ? 200 : 0);
+}
+
 async function request(path, parameters, signal) {
+  if (isGone) throw new TypeError("the page has stopped asking");
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters)) {
-    if (value !== null && value !== undefined && value !== "" && value !== false) query.set(key, value);
+    // An empty namespace is a value.
+    const isNone = value === null || value === undefined || value === false || (value === "" && key !== "namespace");
+    if (!isNone) query.set(key, value);
   }
   const text = query.toString();
   const headers = { authorization: `Bearer ${sessionStorage.getItem("token")}` };
-  const answer = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal, headers });
-  if (answer.ok) return answer;
-  const body = await answer.text();
-  let error = body;
+  wait(1);
   try {
-    error = JSON.parse(body).error;
-  } catch {
-    // The guard answers with plain text.
+    const answer = await fetch(`/api/${path}${text ? `?${text}` : ""}`, { signal, headers });
+    if (answer.ok) return answer;
+    const body = await answer.text();
+    let error = body;
+    try {
+      error = JSON.parse(body).error;
+    } catch {
+      // The guard answers with plain text.
+    }
+    throw new ApiError(answer.status, error);
+  } catch (error) {
+    if (error instanceof TypeError) {
+      isGone = true;
+      sessionStorage.removeItem("token");
+    }
+    throw error;
+  } finally {
+    wait(-1);
   }
-  throw new ApiError(answer.status, error);
 }
 
 /** Text and a number at its right. */
@@ -82,7 +128,7 @@ export const counted = (text, n) => [h("span", { translate: "no" }, text), h("sp
 
 /** A table with these rows. */
 export function table(heads, rows, attributes = {}) {
-  const head = h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)));
+  const head = h("tr", {}, heads.map((text) => (text instanceof Node ? text : h("th", { scope: "col" }, text))));
   return h("table", attributes, h("thead", {}, head), h("tbody", {}, rows));
 }
 
@@ -111,9 +157,9 @@ export function refuse(field, text) {
 /** Calls `act` when nothing has called it again for some milliseconds. */
 export function debounced(milliseconds, act) {
   let timer = 0;
-  return () => {
+  return (...given) => {
     clearTimeout(timer);
-    timer = setTimeout(act, milliseconds);
+    timer = setTimeout(() => act(...given), milliseconds);
   };
 }
 
@@ -132,11 +178,12 @@ export function size(bytes) {
 
 export const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 
+const two = (n) => String(Math.floor(n)).padStart(2, "0");
+
 /** A time of the API, in the time zone of the browser and short. */
 export function shortTime(text) {
   if (!text) return "time unknown";
   const time = new Date(text);
-  const two = (n) => String(n).padStart(2, "0");
   const date = `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())}`;
   return `${date} ${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
 }
@@ -144,7 +191,6 @@ export function shortTime(text) {
 /** The time zone of all times, and its distance from UTC at a time. */
 export function timeZone(text) {
   const minutes = -new Date(text ?? Date.now()).getTimezoneOffset();
-  const two = (n) => String(Math.floor(n)).padStart(2, "0");
   const distance = `UTC${minutes < 0 ? "-" : "+"}${two(Math.abs(minutes) / 60)}:${two(Math.abs(minutes) % 60)}`;
   return `times in ${distance} (${Intl.DateTimeFormat().resolvedOptions().timeZone})`;
 }
@@ -169,29 +215,34 @@ export const valued = (flag, value) => (value.startsWith("-") ? [`${flag}=${valu
 /** A word and the flags of a command. The word may look like a flag. */
 export const naming = (word, flags) => (word.startsWith("-") ? [...flags, "--", word] : [word, ...flags]);
 
-/** A button that copies a command, which it shows. */
+/** A button that copies what `text` returns. */
+export function copyButton(label, text) {
+  const button = h("button", { type: "button" }, label);
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(await text());
+      button.textContent = "Copied";
+    } catch (error) {
+      button.textContent = error instanceof ApiError ? error.message : "The browser does not allow it: select the text";
+    }
+    setTimeout(() => (button.textContent = label), 2000);
+  });
+  return button;
+}
+
+/** A command with a button that copies it. */
 export function command(words) {
   const text = words.map(quoted).join(" ");
-  const copy = h("button", { type: "button" }, "Copy");
-  copy.addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      copy.textContent = "Copied";
-    } catch {
-      copy.textContent = "Select the text to copy it";
-    }
-    setTimeout(() => (copy.textContent = "Copy"), 2000);
-  });
-  return h("p", { class: "command" }, h("code", { translate: "no" }, text), copy);
+  return h("p", { class: "command" }, h("code", { translate: "no" }, text), copyButton("Copy", () => text));
 }
 
 /** What is shown instead of something that cannot be shown. */
 export function failure(error) {
-  const hint = {
-    401: "Open the whole address that deltafold printed, or start it again.",
+  const sentence = {
+    401: "Only the whole address that deltafold explore printed opens this page: ask whoever runs it for the part after #token=.",
     503: "The backup is still being read: this page tries again.",
   }[error.status];
   const gone = error instanceof TypeError;
-  const text = gone ? "deltafold does not answer: it has ended. Start it again, and open the new address." : error.message;
-  return h("p", { class: "failure", role: "alert" }, text, hint ? ` ${hint}` : "");
+  const text = gone ? "deltafold does not answer: it has ended, or the connection has. Start it again, and open the new address." : (sentence ?? error.message);
+  return h("p", { class: "failure", role: "alert" }, text);
 }
