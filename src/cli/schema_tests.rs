@@ -2,7 +2,7 @@
 
 use super::print::Failure;
 use super::task::CreatedTask;
-use super::{deleted, diff, explore, get, history};
+use super::{deleted, diff, explore, get, history, log, search};
 use crate::error::Reason;
 use crate::ops::read::diff::Omitted;
 use crate::ops::read::json::{KeyChange, KeyWithRecord, VersionJson};
@@ -27,7 +27,7 @@ const MAX_DESCRIBED_NAMES: usize = 20;
 type Results = fn(&mut SchemaGenerator) -> Vec<Schema>;
 
 /// The commands that print JSON, by the names of their schemas.
-const COMMANDS: [(&str, Results); 21] = [
+const COMMANDS: [(&str, Results); 23] = [
     ("apply", |g| vec![report::<apply::AppliedState>(g)]),
     ("compact", |g| vec![report::<compact::Compacted>(g)]),
     ("copy", |g| vec![report::<copy::CopiedBackup>(g)]),
@@ -54,10 +54,20 @@ const COMMANDS: [(&str, Results); 21] = [
             report::<list::files::ListedFiles>(g),
         ]
     }),
+    ("log", |g| {
+        vec![
+            g.subschema_for::<log::ChangeJson>(),
+            g.subschema_for::<log::TransactionJson>(),
+            g.subschema_for::<log::MarkJson>(),
+        ]
+    }),
     ("maintain", |g| vec![report::<maintain::Maintained>(g)]),
     ("pin", |g| vec![report::<gc::pin::PinnedChain>(g)]),
     ("recover", |g| vec![report::<recover::RecoveredState>(g)]),
     ("restore", |g| vec![report::<restore::Restored>(g)]),
+    ("search", |g| {
+        list::<search::Head, search::FoundJson>(g, "found")
+    }),
     ("snapshot", |g| vec![report::<snapshot::TakenSnapshots>(g)]),
     ("status", |g| vec![report::<status::BackupState>(g)]),
     ("store-check", |g| {
@@ -114,7 +124,7 @@ fn of(name: &str, results: Results, generator: &mut SchemaGenerator) -> Value {
     let mut results = results(generator);
     results.push(generator.subschema_for::<Failure>());
     let format = match name {
-        "export" => "each line is a JSON object",
+        "export" | "log" => "each line is a JSON object",
         "history" => "one JSON object for each object that is named",
         _ => "one JSON object",
     };

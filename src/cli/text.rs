@@ -20,6 +20,7 @@ use crate::prefix::restorable::Restorable;
 use chrono::{DateTime, Utc};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
 use std::sync::LazyLock;
 
 /// A moment in the local time zone, such as `2026-11-20T14:00:00+01:00`: it can be given as a time again.
@@ -28,10 +29,17 @@ pub(super) fn local_time(time: DateTime<Utc>) -> String {
     time::show(time, *ZONE)
 }
 
-/// Logs the moment at which a state is read, for commands whose standard output holds the state alone.
+/// Says at which moment a state is read, for commands whose standard output holds the state alone.
 pub(super) fn log_time(point: &Point) {
-    if let Some(time) = point.time {
-        tracing::info!("as of {}", time::utc(time));
+    let Some(time) = point.time else {
+        return;
+    };
+    let text = format!("as of {}", time::utc(time));
+    if tracing::enabled!(tracing::Level::INFO) {
+        tracing::info!("{text}");
+    } else if tracing::enabled!(tracing::Level::WARN) {
+        // Beside an answer there is no log: the line stands alone. If it cannot be written, the answer is still right.
+        let _ = writeln!(std::io::stderr(), "{text}");
     }
 }
 

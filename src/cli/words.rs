@@ -85,7 +85,7 @@ const COMMANDS: [(&str, &str); 24] = [
         "that is `deltafold verify --snapshot FILE`; of a store, `deltafold status`",
     ),
     (
-        "snapshot_save snapshot_create snapshot_take",
+        "snapshot_create snapshot_take",
         "that is `deltafold snapshot full`",
     ),
     (

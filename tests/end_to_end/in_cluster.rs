@@ -8,6 +8,8 @@ use crate::support::cluster_namespace::{
     end, etcd_pod, host, kubectl, last_word, processes, service, setting, text,
 };
 use crate::support::etcd::Signal;
+use crate::support::http_client;
+use crate::support::manifests;
 use crate::support::namespace::{POLICIES, TASKS, has_ended, name};
 use crate::support::pages;
 use crate::support::tools;
@@ -15,10 +17,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// The event threshold of the policy.
@@ -472,6 +475,70 @@ async fn the_program_is_a_plugin_of_kubectl() {
     let selector = ["--selector", "deltafold.io/task=first", "--tail", "-1"];
     let logs = world.kubectl(&[&["logs"], &selector[..]].concat());
     assert!(logs.contains("Full-"), "{logs}");
+}
+
+// --- docs/guides/explore.md ---
+
+/// Stops a program that would run until it is stopped.
+struct Stopped(Child);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The page of jobs/explore.yaml is reached by port-forward alone, with the address that exec shows and no log has.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_runs_in_a_pod() {
+    let world = ClusterNamespace::new("explore").await;
+    world.apply_policy(json!({})).await;
+    world.snapshot(POLICY, "first", "full").await;
+    let keys = json!({
+        "AWS_ACCESS_KEY_ID": world.minio.access_key(), "AWS_SECRET_ACCESS_KEY": world.minio.secret_key(),
+    });
+    let secret = json!({"metadata": {"name": "deltafold-s3"}, "stringData": keys});
+    world.create("secrets", secret).await;
+    let manifest = fs::read_to_string(manifests::path("jobs/explore.yaml")).unwrap();
+    let mut deployment = manifests::documents(&manifest).remove(0);
+    let container = &mut deployment["spec"]["template"]["spec"]["containers"][0];
+    container["image"] = json!(setting("IN_CLUSTER_IMAGE"));
+    container["imagePullPolicy"] = json!("Never");
+    let mut env = world.minio.env();
+    env.push(("DELTAFOLD_STORE".into(), format!("s3://{BUCKET}/main")));
+    env.push(("DELTAFOLD_ADDRESS_FILE".into(), "/scratch/address".into()));
+    env.retain(|(name, _)| !name.contains("_KEY"));
+    let env = env
+        .iter()
+        .map(|(name, value)| json!({"name": name, "value": value}));
+    container["env"] = env.collect();
+    let file = world.folder("explore").join("explore.json");
+    fs::write(&file, deployment.to_string()).unwrap();
+    world.kubectl(&["apply", "-f", file.to_str().unwrap()]);
+    let pod = "deployment/deltafold-explore";
+    world.kubectl(&["rollout", "status", pod, "--timeout=180s"]);
+    let show = ["exec", pod, "--", "deltafold", "explore", "--show-address"];
+    let shown = world.kubectl(&show);
+    let (_, token) = shown.split_once("#token=").unwrap();
+    let token = token.split_whitespace().next().unwrap();
+    assert!(!world.kubectl(&["logs", pod]).contains(token));
+    let forward = Command::new("kubectl")
+        .args(["-n", &world.name, "port-forward", pod, ":8080"])
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut forward = Stopped(forward.unwrap());
+    let mut line = String::new();
+    let mut out = BufReader::new(forward.0.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let port = line.split(' ').nth(2).and_then(|at| at.rsplit_once(':'));
+    let url = format!("http://127.0.0.1:{}/api/backup", port.unwrap().1);
+    let client = http_client().build().unwrap();
+    let refused = client.get(&url).send().await.unwrap();
+    assert_eq!(refused.status().as_u16(), 401);
+    let answer = client.get(&url).bearer_auth(token).send().await.unwrap();
+    let backup: Value = serde_json::from_str(&answer.text().await.unwrap()).unwrap();
+    assert_eq!(backup["name"], format!("s3://{BUCKET}/main"));
 }
 
 // --- docs/quorum-loss.md ---

@@ -130,8 +130,6 @@ fn a_plain_snapshot_file_is_shown_by_revisions() {
     }
     let edges = page.get("density", &[("bars", "2")])["edges"].clone();
     assert_eq!(edges, json!(["1", "314", "628"]));
-    let (status, body) = page.ask("gc", &[("policy", "limit")]);
-    assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
 }
 
 /// A time means what `--time` means.

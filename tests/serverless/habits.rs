@@ -247,22 +247,93 @@ fn formats_are_those_of_kubectl() {
     assert!(events.contains("pod/web-1-"), "{events}");
 }
 
+/// What other tools call something is said, and nothing is guessed that is only similar.
+#[test]
+fn words_of_other_tools_are_known() {
+    for (line, says) in [
+        ("server --store-container x", "snapshot follow"),
+        ("initialize", "restore --if-needed"),
+        ("describe pod web-1", "deltafold get OBJECT"),
+        ("logs web-1", "deltafold log"),
+        ("events", "get events"),
+        ("find web-1", "deltafold search"),
+        ("search", "<WORD>"),
+        ("show web-1", "deltafold get OBJECT"),
+        ("rollout undo deploy/web-1", "recover OBJECT"),
+        ("api-resources", "deltafold explore"),
+        ("snapshots", "deltafold list"),
+        ("forget", "deltafold gc"),
+        ("snapshot restore x.db", "restore --snapshot"),
+        ("snapshot status x.db", "verify --snapshot"),
+        ("snapshot create", "snapshot full"),
+        ("defrag", "deltafold maintain"),
+        ("get pods -A --context x", "reads a backup and no cluster"),
+        ("get foo --rev 5", "--revision N"),
+        ("get --prefix= --keys-only", "-o name"),
+        ("get foo --print-value-only", "--raw"),
+        ("list --storage-provider S3", "one URL"),
+        ("gc --max-backups 3", "deltafold gc"),
+        ("restore --embedded-etcd-quota-bytes 5", "docs/migration.md"),
+    ] {
+        let (code, _, stderr) = run(line);
+        assert_eq!(code, 64, "{line}: {stderr}");
+        let told = stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(told.contains(says), "{line}: {stderr}");
+        for guess in ["--allow-plaintext-below", "'pin'"] {
+            assert!(!stderr.contains(guess), "{line}: {stderr}");
+        }
+    }
+    // One or two letters are a slip.
+    for (line, meant) in [
+        ("histroy x", "history"),
+        ("get x --revison 5", "--revision"),
+    ] {
+        let (_, _, stderr) = run(line);
+        assert!(stderr.contains(meant), "{line}: {stderr}");
+    }
+    let (code, _, stderr) = run("get configmap/shop/cm-settings");
+    assert!(code == 66 && !stderr.contains("did you mean"), "{stderr}");
+    let (code, _, stderr) = run("get deployment/shop/web-11");
+    assert_eq!(code, 66);
+    assert!(stderr.contains("did you mean web-1?"), "{stderr}");
+}
+
+#[test]
+fn tables_are_those_of_kubectl() {
+    let one = succeeds("get deploy web-1 -n shop -o wide");
+    assert!(
+        one.starts_with("NAMESPACE") || one.starts_with("NAME"),
+        "{one}"
+    );
+    assert!(one.contains("READY") && names(&one) == ["web-1"], "{one}");
+    assert_eq!(succeeds("get deploy/shop/web-1 -o wide").lines().count(), 2);
+    let all = succeeds("get deployments.v1.apps -n shop");
+    assert_eq!(names(&all), ["web-1", "web-2"]);
+    let bare = succeeds("get deploy -n shop --no-headers");
+    assert_eq!(names(&bare).len(), bare.lines().count());
+    let sorted = succeeds("get pods -n shop --sort-by .metadata.creationTimestamp --no-headers");
+    let by_name = succeeds("get pods -n shop --no-headers");
+    let mut rows: Vec<&str> = sorted.lines().collect();
+    rows.sort_unstable();
+    assert_eq!(rows, by_name.lines().collect::<Vec<_>>());
+    let by_number = succeeds("get deploy -n shop --sort-by {.spec.replicas} --no-headers");
+    assert_eq!(names(&by_number), ["web-2", "web-1"]);
+    let (code, _, stderr) = run("get pods -A -o yaml --sort-by .metadata.name");
+    assert!(code == 64 && stderr.contains("tables"), "{stderr}");
+}
+
 #[test]
 fn small_habits() {
     let version = succeeds("version");
     assert_eq!(version, succeeds("--version"));
     assert!(version.starts_with("deltafold "), "{version}");
-    let (_, _, stderr) = run("get deploy web-1 -n shop");
-    assert!(stderr.contains("INFO"), "{stderr}");
-    let (_, _, stderr) = run("get deploy web-1 -n shop -q");
-    assert_eq!(stderr, "");
-    for (line, says) in [
-        ("server --store-container x", "snapshot follow"),
-        ("initialize", "restore --if-needed"),
-    ] {
-        let (code, _, stderr) = run(line);
-        assert!(code == 64 && stderr.contains(says), "{line}: {stderr}");
+    // An answer stands alone; a Pod's log says what was read.
+    for line in ["get deploy web-1 -n shop", "list", "log", "search web-1"] {
+        let (_, _, stderr) = run(line);
+        assert_eq!(stderr, "", "{line}");
     }
+    let (_, _, stderr) = run("get deploy web-1 -n shop --log-level info");
+    assert!(stderr.contains("INFO"), "{stderr}");
     for command in ["", "restore", "get", "apply", "snapshot follow", "list"] {
         let page = succeeds(&format!("{command} --help"));
         assert!(page.lines().count() <= 100, "{command}: {page}");

@@ -22,6 +22,7 @@ mod hostile_bucket;
 mod hostile_data_dir;
 mod irregular_backups;
 mod local_stores;
+mod log;
 mod long_chains;
 mod manifests;
 mod metrics;

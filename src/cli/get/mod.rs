@@ -137,6 +137,9 @@ impl GetArgs {
                 "--raw prints the bytes of one value: give it a KEY, and neither --prefix nor -o",
             ));
         }
+        if self.sort_by.is_some() && !matches!(format, Format::Text | Format::Wide) {
+            return Err(Reason::Usage.error("--sort-by is for tables: leave out -o"));
+        }
         let backup = self.backup.backup_at(self.state.request().at, cancel)?;
         let printer = Printer {
             args: self,

@@ -112,7 +112,10 @@ async function drawOpened(signal) {
 
 // Controls.
 
-/** Calls `go` with the moment in a field, or says beside it why there is none. With `begins`, a span begins at it. */
+/**
+ * Calls `go` with the moment in a field, or says beside it why there is none. With `begins`, a span begins at it. Returns whether
+ * there is one.
+ */
 async function goIfKnown(field, go, begins = false) {
   const { timeZone: zone } = Intl.DateTimeFormat().resolvedOptions();
   const { at: moment, refusal } = await ask("moment", { q: field.value, zone, begins });
@@ -121,6 +124,7 @@ async function goIfKnown(field, go, begins = false) {
   const reason = refusal ?? (isEarly ? `The backup begins at ${shortTime(time)}, revision ${revision}` : null);
   refuse(field, reason);
   if (!reason) go(moment);
+  return !reason;
 }
 
 /** Calls `act`, and shows why it failed. */
@@ -146,8 +150,10 @@ onSubmit(
   byId("range"),
   tried(async () => {
     const given = { from: null, to: null };
-    for (const name of ["from", "to"]) if (byId(name).value.trim()) await goIfKnown(byId(name), (moment) => (given[name] = moment), name === "from");
-    if (!byId("range").querySelector(".refused")) chooseRange(given);
+    for (const name of ["from", "to"]) {
+      if (byId(name).value.trim() && !(await goIfKnown(byId(name), (moment) => (given[name] = moment), name === "from"))) return;
+    }
+    chooseRange(given);
   }),
 );
 onPlot((moment) => choose({ at: moment, before: null }), chooseRange);

@@ -46,6 +46,7 @@ export function shortName(object) {
 
 /** A control that changes what is chosen. */
 export function bound(control, name, isChecked = false) {
+  control.name = name;
   if (isChecked) control.checked = Boolean(page.chosen[name]);
   else control.value = page.chosen[name] ?? "";
   control.addEventListener("change", () => choose({ [name]: isChecked ? (control.checked ? "true" : null) : control.value, offset: null }));

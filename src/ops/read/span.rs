@@ -155,8 +155,12 @@ impl Opened {
 
     /// The revisions of the span whose changes no snapshot holds completely.
     pub(super) fn missing(&self, coverage: &Coverage) -> Vec<RevisionRange> {
-        let first = coverage.first_state().unwrap_or_default();
-        coverage.missing_in((first.max(self.after()).next(), self.last(coverage)))
+        // Before the first state, nothing is known anyway.
+        let first = match self.from {
+            Some(_) => self.after(),
+            None => coverage.first_state().unwrap_or_default(),
+        };
+        coverage.missing_in((first.next(), self.last(coverage)))
     }
 
     pub(super) fn span<'a>(&'a self, backup: &'a BackupLocation) -> Span<'a> {
