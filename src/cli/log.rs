@@ -277,10 +277,12 @@ impl Lines<'_> {
             Happened::Deleted => Style::Deleted,
         };
         let style = self.in_colour.then_some(style);
-        let header = || ["TIME", "REVISION", "NAMESPACE", "OBJECT", "CHANGE"];
-        let table = self
-            .table
-            .get_or_insert_with(|| GrowingTable::new(header(), true));
+        let header = ["TIME", "REVISION", "NAMESPACE", "OBJECT", "CHANGE"];
+        let table = self.table.get_or_insert_with(|| {
+            let mut table = GrowingTable::new(header, true);
+            table.width = terminal::stdout_width();
+            table
+        });
         table.add(row, style, &mut |line| out.write(line.as_bytes()))
     }
 

@@ -419,6 +419,8 @@ pub(super) struct GrowingTable {
     /// The rows until the widths are decided, each with the style in which it is printed.
     waiting: Vec<(Vec<String>, Option<Style>)>,
     widths: Option<Widths>,
+    /// Where lines are wrapped, in characters; `None`: nowhere.
+    pub(super) width: Option<usize>,
 }
 
 impl GrowingTable {
@@ -431,6 +433,7 @@ impl GrowingTable {
         GrowingTable {
             waiting: header.into_iter().collect(),
             widths: None,
+            width: None,
         }
     }
 
@@ -458,6 +461,10 @@ impl GrowingTable {
         });
         waiting.iter().try_for_each(|(row, style)| {
             let line = widths.row(row, "   ");
+            let line = match self.width {
+                Some(width) => terminal::wrap(&line, width, 4),
+                None => line,
+            };
             let line = style.map_or(line.clone(), |style| terminal::painted(style, &line, true));
             print(&(line + "\n"))
         })

@@ -148,6 +148,12 @@ fn outputs_are_as_recorded() {
             "deleted secrets --since 550 --store store",
             &kubernetes,
         ),
+        (
+            "log",
+            "log -n shop --since 590 --until 605 --store store",
+            &kubernetes,
+        ),
+        ("search", "search cm-3 --store store", &kubernetes),
         ("diff", "diff --from 550 --store store", &kubernetes),
         (
             "diff-deleted",
