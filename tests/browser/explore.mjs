@@ -127,7 +127,7 @@ const shown = await page.evaluate(async () => {
 });
 assert.equal(shown, "get --prefix=--termination-log=F 'a'\\''b' $'\\x1b\\'\\xe2\\x80\\xae' -- '-x;y'");
 await wait(page, "#moment", "2026-11-21 02:32:16 · newest");
-await wait(page, "#list", "newest first; those of Events and Leases are shown if you choose the kind");
+await wait(page, "#list", "newest first; Events and Leases are hidden: choose the kind to see them");
 await page.locator("[name=only]").selectOption("deleted");
 await wait(page, "#list", "9 changes");
 await inspect(page, "deletions");
@@ -199,7 +199,7 @@ const [download] = await Promise.all([page.waitForEvent("download"), page.getByT
 assert.equal(download.suggestedFilename(), "deployment-shop-web-2-628.yaml");
 assert.match(await readFile(await download.path(), "utf8"), /kind: Deployment/);
 await page.locator("#detail .command button").last().click();
-await wait(page, "#detail .command:last-child", "Copied");
+await wait(page, "#detail > .command", "Copied");
 assert.match(await clipboard(page), /^deltafold get deployment\/shop\/web-2 --revision 628/);
 
 // The life of the object, and one of its versions.

@@ -60,7 +60,9 @@ async function draw() {
 async function drawMoment(signal) {
   const state = await once("state", { at: page.chosen.at }, signal);
   at = state;
-  showMoment(at, !page.chosen.at || at.revision === page.backup.window.last_revision);
+  const isNewest = !page.chosen.at || at.revision === page.backup.window.last_revision;
+  showMoment(at, isNewest);
+  for (const id of ["next", "newest"]) byId(id).disabled = isNewest;
   if (view() === "objects") drawTree(tree, state);
 }
 
@@ -224,6 +226,8 @@ window.addEventListener("hashchange", () => {
   takeToken();
   readAddress();
   showQuery();
+  for (const form of [byId("go"), byId("range")]) for (const field of form.querySelectorAll("input")) refuse(field, null);
+  byId("where").value = "";
   draw();
 });
 

@@ -28,7 +28,7 @@ export function drawBackup(list) {
   const parts = [];
   if (overview) {
     const { listed, status } = overview;
-    rows.push(row("Health", `${status.verdict}${status.message ? `: ${status.message}` : ""}`));
+    rows.push(row("Health", h("strong", { class: status.verdict === "Healthy" ? null : "warning" }, `${status.verdict}${status.message ? `: ${status.message}` : ""}`)));
     for (const verified of status.verifications) {
       rows.push(row(`Verified (${verified.level})`, `${shortTime(verified.time)}: ${verified.result}${verified.reason ? `, ${verified.reason}` : ""}, up to revision ${verified.revision ?? "unknown"}`));
     }

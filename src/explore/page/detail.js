@@ -32,6 +32,7 @@ export async function drawDetail(detail, signal) {
     h("p", { class: "row top" }, h("strong", { translate: "no" }, object.reference), h("span", { class: "spread" }), h("button", { type: "button", id: "close", onclick: () => choose({ id: null, with: null, tab: null }) }, "Close")),
     when(object, now),
     h("p", { class: "row" }, copies(object), h("span", { class: "spread" }), tabs),
+    recovery(object),
     h("p", { class: "row" }, object.is_secret || secrets ? flag("secrets", "Show the values of Secrets") : null, flag("clean", "Only what a user sets"), flag("managers", "Managers")),
     ...body.filter(Boolean),
   );
@@ -57,19 +58,24 @@ function copies(object) {
   const hasValues = object.is_secret ? ", with its values" : "";
   const text = () => textOf("yaml", { id, at, clean: "true", secrets: object.is_secret ? "true" : null });
   return [
-    isKubernetes ? copyButton(`Copy for kubectl apply${hasValues}`, text) : null,
+    isKubernetes ? Object.assign(copyButton(`Copy for kubectl apply${hasValues}`, text), { className: "first" }) : null,
     h("button", { type: "button", onclick: () => download("yaml", { id, at, secrets, clean, managers }) }, "Download YAML"),
   ];
+}
+
+/** The command that brings the object back. */
+function recovery(object) {
+  if (!object.object || !kinds()[object.object.kind]) return "";
+  const words = ["deltafold", "recover", ...naming(object.reference, ["--revision", String(object.revision), ...sourceFlags()])];
+  return h("div", {}, h("span", { class: "facts" }, "To bring it back:"), command(words));
 }
 
 function drawYaml(object) {
   if (!object.object) return [h("button", { type: "button", onclick: () => choose({ tab: "life" }) }, "Show its life")];
   const flags = ["--revision", String(object.revision), ...sourceFlags()];
   const isKubernetes = Boolean(kinds()[object.object.kind]?.reference);
-  const recover = isKubernetes ? command(["deltafold", "recover", ...naming(object.reference, flags)]) : null;
   const format = [...(isKubernetes ? ["-o", "yaml"] : []), ...(page.chosen.clean ? ["--clean"] : [])];
   return [
-    recover,
     object.not_decoded ? h("p", { class: "warning" }, object.not_decoded) : null,
     object.is_cut ? h("p", { class: "warning" }, "The value is very long: only its beginning is shown. The download has all of it.") : null,
     h("pre", { class: "yaml", tabindex: "0", "aria-label": "The object as YAML", translate: "no" }, object.text),

@@ -188,6 +188,12 @@ export function shortTime(text) {
   return `${date} ${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
 }
 
+/** The same in a table: beside an open object there is no room for the day. */
+export function timeCell(text, before = "") {
+  const time = shortTime(text);
+  return h("td", { class: "when", title: before + time }, before, h("span", { class: "day" }, text ? time.slice(0, 11) : ""), text ? time.slice(11) : time);
+}
+
 /** The time zone of all times, and its distance from UTC at a time. */
 export function timeZone(text) {
   const minutes = -new Date(text ?? Date.now()).getTimezoneOffset();

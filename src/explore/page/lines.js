@@ -1,6 +1,6 @@
 // What changed in the range, one line a change; and what was deleted.
 
-import { command, count, counted, h, once, shortTime, table, valued } from "./dom.js";
+import { command, count, counted, h, once, shortTime, table, timeCell, valued } from "./dom.js";
 import { bound, choose, kindLabel, kinds, page, range, rangeFlags, shortName, sourceFlags } from "./state.js";
 
 /** What happened, in the words of `deltafold log`. */
@@ -42,7 +42,7 @@ export async function drawChanges(list, signal) {
     const open = () => choose({ id: line.id, at: line.revision, tab: line.change === "changed" ? "compare" : null, with: line.change === "changed" ? line.before : null, before: null });
     const button = h("button", { type: "button", tabindex: "-1" }, shortName(line));
     const cell = (text, name, child = text) => h("td", { title: text, class: name, translate: "no" }, child);
-    const row = h("tr", { class: `line ${line.change}`, onclick: open }, cell(shortTime(line.time), "when"), cell(line.namespace || "–", "space"), cell(shortName(line), "name", button), cell(what(line), "what"));
+    const row = h("tr", { class: `line ${line.change}`, onclick: open }, timeCell(line.time), cell(line.namespace || "–", "space"), cell(shortName(line), "name", button), cell(what(line), "what"));
     rows.push({ element: row, key, open });
     elements.push(row);
   }
@@ -50,20 +50,20 @@ export async function drawChanges(list, signal) {
   const kind = h("select", {}, h("option", { value: "" }, "all kinds"), kinds().map((_, id) => [kindLabel(id), id]).sort(([a], [b]) => a.localeCompare(b)).map(([label, id]) => h("option", { value: id }, label)));
   const only = h("select", {}, [["", "all changes"], ["created", "created"], ["changed", "changed"], ["deleted", "deleted"]].map(([value, text]) => h("option", { value }, text)));
   const space = h("input", { type: "text", size: 14, autocomplete: "off", placeholder: "all" });
-  const word = h("input", { type: "text", size: 14, autocomplete: "off", placeholder: "in names" });
+  const word = h("input", { type: "text", size: 14, autocomplete: "off", placeholder: "any" });
   const form = h(
     "div",
     { class: "row filter", role: "group", "aria-label": "Filter" },
     h("label", {}, "Show ", bound(only, "only")),
     h("label", {}, "of ", bound(kind, "ckind")),
     h("label", {}, "in namespace ", bound(space, "cspace")),
-    h("label", {}, "with ", bound(word, "cword")),
+    h("label", {}, "whose name has ", bound(word, "cword")),
   );
   const more = [];
   if (offset > 0) more.push(h("button", { type: "button", onclick: () => choose({ offset: Math.max(0, offset - 500) || null }) }, "Newer ones"));
   if (!isLast) more.push(h("button", { type: "button", onclick: () => choose({ offset: offset + answer.lines.length }) }, "Older ones"));
   const shown = isLast && offset === 0 ? count(answer.total, "change") : `${(offset + 1).toLocaleString("en")} to ${(offset + answer.lines.length).toLocaleString("en")} of ${count(answer.total, "change")}`;
-  const omitted = answer.has_omitted ? "; those of Events and Leases are shown if you choose the kind" : "";
+  const omitted = answer.has_omitted ? "; Events and Leases are hidden: choose the kind to see them" : "";
   const flags = [...(chosen.only ? ["--only", chosen.only] : []), ...(chosen.cspace ? valued("-n", chosen.cspace) : [])];
   const since = chosen.from ? [] : ["--since", "1"];
   list.replaceChildren(
@@ -83,14 +83,15 @@ export async function drawDeleted(list, signal) {
     .filter((namespace) => namespace.deleted > 0)
     .map((namespace) => {
       const title = `${namespace.name || "without a namespace"}${namespace.is_deleted ? " · the namespace was deleted" : ""}`;
-      const elements = namespace.objects.map((object) => {
+      const newest = [...namespace.objects].sort((a, b) => b.revision - a.revision);
+      const elements = newest.map((object) => {
         const open = () => choose({ id: object.id, at: object.revision, tab: null, with: null, before: null });
         const owner = object.owner ? `${object.owner.kind}/${object.owner.name}` : "";
         const cell = (text, child = text) => h("td", { title: text, translate: "no" }, child);
         const name = h("button", { type: "button", tabindex: "-1" }, object.name);
         const again = object.is_recreated ? " (exists again)" : "";
         const kind = object.kind === null ? "key" : kindLabel(object.kind);
-        const row = h("tr", { class: "line deleted", onclick: open }, cell(kind), cell(object.name + again, [name, again]), cell(owner), h("td", { class: "when" }, shortTime(object.time)));
+        const row = h("tr", { class: `line deleted ${owner ? "owned" : ""}`, onclick: open }, cell(kind), cell(object.name + again, [name, again]), cell(owner), timeCell(object.time));
         rows.push({ element: row, key: `${object.id} ${object.revision}`, open });
         return row;
       });
@@ -100,7 +101,9 @@ export async function drawDeleted(list, signal) {
       if (namespace.deleted_events > 0) items.push(h("p", {}, `${count(namespace.deleted_events, "Event")}, which expire`));
       return h("details", { open: !namespace.is_deleted && namespace.deleted <= 20 }, h("summary", {}, counted(title, namespace.deleted)), elements.length > 0 ? table(["Kind", "Name", "Owner", "Deleted"], elements, { class: "cut" }) : null, items);
     });
-  if (parts.length === 0) parts.push(h("p", { class: "empty" }, "Nothing was deleted in this range. Choose another one, or Whole time."));
+  const sum = changes.namespaces.reduce((all, namespace) => all + namespace.deleted - namespace.deleted_events, 0);
+  if (parts.length > 0) parts.unshift(h("p", { class: "range", role: "status" }, `${count(sum, "object")} deleted ${page.chosen.from ? `from ${shortTime(changes.from.time)}` : "since the oldest state"} to ${shortTime(changes.to.time)}, newest first. What has an owner is made anew by it.`));
+  else parts.push(h("p", { class: "empty" }, "Nothing was deleted in this range. Choose another one, or Whole time."));
   list.replaceChildren(...parts, command(["deltafold", "deleted", ...rangeFlags(), ...sourceFlags()]));
   return rows;
 }

@@ -1,7 +1,7 @@
 // The objects of a moment: the tree, the list of a kind, and search.
 
-import { command, count, counted, h, naming, once, shortTime, table, valued } from "./dom.js";
-import { bound, choose, kindLabel, kinds, page, shortName, sourceFlags } from "./state.js";
+import { command, count, counted, h, naming, once, table, timeCell, valued } from "./dom.js";
+import { bound, choose, kindLabel, kinds, page, sourceFlags } from "./state.js";
 
 const openNamespaces = new Set();
 
@@ -44,7 +44,7 @@ export async function drawObjects(list, signal) {
     const open = () => choose({ id: object.id, with: null, before: null });
     const button = h("button", { type: "button", tabindex: "-1" }, object.name);
     const cells = found.columns.map((_, nth) => h("td", { title: object.cells[nth] ?? "", translate: "no" }, object.cells[nth] ?? ""));
-    const row = h("tr", { class: "line", onclick: open }, h("td", { title: object.name, translate: "no" }, button), cells, h("td", { class: "when" }, shortTime(object.time)));
+    const row = h("tr", { class: "line", onclick: open }, h("td", { title: object.name, translate: "no" }, button), cells, timeCell(object.time));
     return { element: row, key: object.id, open };
   });
   const head = (text, column) => {
@@ -87,12 +87,12 @@ export async function drawSearch(list, signal) {
   const absences = { deleted: "deleted at ", missing: "deleted by ", created: "created at " };
   const rows = answer.objects.map((object, nth) => {
     const open = () => choose({ id: object.id, at: object.absence === "created" ? object.revision : chosen.at, with: null, before: null, tab: null });
-    const texts = [object.kind === null ? "key" : kindLabel(object.kind), object.namespace, object.name, (absences[object.absence] ?? "") + shortTime(object.time)];
+    const texts = [object.kind === null ? "key" : kindLabel(object.kind), object.namespace, object.name];
     const cells = texts.map((text, column) => {
       const content = column === 2 ? h("button", { type: "button", tabindex: "-1" }, text) : text;
-      return h("td", { title: text, translate: column === 0 ? null : "no", class: column === 3 ? "when" : null }, content);
+      return h("td", { title: text, translate: column === 0 ? null : "no" }, content);
     });
-    return { element: h("tr", { id: `row${nth}`, class: "line", onclick: open }, cells), key: object.id, open, name: shortName(object) };
+    return { element: h("tr", { id: `row${nth}`, class: "line", onclick: open }, cells, timeCell(object.time, absences[object.absence])), key: object.id, open };
   });
   const shown = rows.length < answer.total ? `the first ${rows.length.toLocaleString("en")} of ${count(answer.total, "object")}` : count(answer.total, "object");
   const elements = rows.map((row) => row.element);

@@ -154,9 +154,9 @@ function drawAxis(ticks) {
     const isNew = nth === 0 || day !== ticks[nth - 1][1].slice(0, 10);
     const short = isTime ? text.replace(/:00$/, "") : text;
     const tick = h("li", {}, isOfDay && !isNew ? short.slice(11) : short);
-    tick.style.left = `${place * 100}%`;
-    // Texts stay inside of the plot.
-    tick.style.transform = `translateX(-${place * 100}%)`;
+    // Texts stand below their lines, and stay inside of the plot: half of one is at most this wide.
+    const half = short.length * 4 + (isOfDay && !isNew ? -40 : 4);
+    tick.style.left = `clamp(${Math.max(half, 24)}px, ${place * 100}%, calc(100% - ${Math.max(half, 24)}px))`;
     return tick;
   });
   byId("axis").replaceChildren(...texts);
