@@ -97,18 +97,17 @@ pub(super) struct TransactionJson<'a> {
     changes: Vec<ChangeJson<'a>>,
 }
 
-/// A line about what is not known.
+/// A line between the changes: one of the fields is not null.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-pub(super) enum MarkJson {
-    /// Not every change of these revisions is recorded.
-    Missing(Missing),
-    /// The history leaves another one here.
-    Wall(Wall),
+pub(super) struct MarkJson {
+    /// Not every change of these revisions is recorded; null otherwise.
+    missing: Option<Missing>,
+    /// The history leaves another one here; null otherwise.
+    wall: Option<Wall>,
 }
 
-/// What was said when no begin is given.
+/// The span, if no begin is given.
 const LAST_DAY: TimeDelta = TimeDelta::days(1);
 
 impl LogArgs {
@@ -176,9 +175,19 @@ impl LogArgs {
                 (Item::Change(change), Output::Json) => out.line(&lines.json(key, change))?,
                 (Item::Change(change), Output::Text) => lines.row(key, &change, out)?,
                 (Item::Missing(first, last), Output::Json) => {
-                    out.line(&MarkJson::Missing(Missing::from(&(first, last))))?;
+                    let missing = Some(Missing::from(&(first, last)));
+                    out.line(&MarkJson {
+                        missing,
+                        wall: None,
+                    })?;
                 }
-                (Item::Wall(wall), Output::Json) => out.line(&MarkJson::Wall(wall))?,
+                (Item::Wall(wall), Output::Json) => {
+                    let wall = Some(wall);
+                    out.line(&MarkJson {
+                        missing: None,
+                        wall,
+                    })?;
+                }
                 (Item::Missing(first, last), Output::Text) => lines.mark(
                     &format!("not every change is recorded for revisions {first} to {last}"),
                     out,

@@ -410,7 +410,7 @@ impl Story<'_> {
         let (mut told, mut holes, mut last) = (BTreeSet::new(), Vec::new(), 0);
         for line in &lines {
             let number = |value: &Value| value.as_i64().unwrap();
-            if let Some(missing) = line.get("missing") {
+            if let Some(missing) = line.get("missing").filter(|m| m.is_object()) {
                 let of = |name: &str| number(&missing[name]);
                 holes.push(of("first_revision")..=of("last_revision"));
             }

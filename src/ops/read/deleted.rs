@@ -145,7 +145,7 @@ impl Deleted {
         objects: &ObjectsRead<'_>,
         count_events: bool,
     ) -> Result<Self> {
-        let opened = Opened::open(backup, begin, end, prefixes, range)?;
+        let mut opened = Opened::open(backup, begin, end, prefixes, range)?;
         let mut found = opened
             .span(backup)
             .deletions(&opened.range, Some(objects), false)?;
@@ -168,6 +168,7 @@ impl Deleted {
             }
         }
         deleted.sort_by_key(|d| d.deletion.revision);
+        opened.name(backup, prefixes, deleted.iter().map(|d| &d.key[..]))?;
         let coverage = &found.stream.coverage;
         Ok(Deleted {
             from: opened.after(),

@@ -15,7 +15,7 @@ use crate::base::time::rfc3339;
 use crate::error::{Error, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::EtcdPrefixes;
-use crate::objects::resource::Resource;
+use crate::objects::resource::{KeyNames, Resource};
 use crate::objects::{Detail, EncryptionKeys, Object};
 use crate::prefix::open::BackupLocation;
 use crate::prefix::select::StateRequest;
@@ -190,7 +190,7 @@ impl Log {
 
     fn try_read(backup: &BackupLocation, wanted: &Wanted<'_>) -> Result<Log> {
         let (begin, end) = (wanted.begin, &wanted.end);
-        let opened = Opened::open(backup, begin, end, wanted.prefixes, wanted.range)?;
+        let mut opened = Opened::open(backup, begin, end, wanted.prefixes, wanted.range)?;
         let has_omitted = AtomicBool::new(false);
         let sees = |version: &FoundVersion<'_>| {
             let value = version.kv.map(|kv| kv.value);
@@ -215,6 +215,8 @@ impl Log {
             deleted: None,
             lost: None,
             number: 0,
+            built_in: KeyNames::new(Resource::built_in(), wanted.prefixes),
+            unnamed: None,
         };
         while let Some(version) = stream.next()? {
             backup.context().store.cancel().check()?;
@@ -223,6 +225,8 @@ impl Log {
         lines.end_batch()?;
         let exists = lines.before.is_some();
         lines.end_key(exists);
+        let unnamed = lines.unnamed.take();
+        opened.name(backup, wanted.prefixes, unnamed.iter().map(|key| &key[..]))?;
         let coverage = &stream.coverage;
         for (first, last) in opened.missing(coverage) {
             lines.mark(first, &Item::Missing(first, last))?;
@@ -286,6 +290,9 @@ struct Lines<'a> {
     /// The last deletion of all keys that are not there at the end.
     lost: Option<Lost>,
     number: u64,
+    built_in: KeyNames,
+    /// A key of an API server that is none of Kubernetes' own kinds.
+    unnamed: Option<Vec<u8>>,
 }
 
 /// A version of a key.
@@ -351,7 +358,7 @@ impl Lines<'_> {
             version.revision >= first || next.is_none_or(changes_it)
         };
         let numbers: Vec<usize> = (0..batch.len()).collect();
-        let objects = parallel::each(self.threads, &numbers, |&nth| {
+        let mut objects = parallel::each(self.threads, &numbers, |&nth| {
             let version = &batch[nth];
             let record = version
                 .record
@@ -376,7 +383,7 @@ impl Lines<'_> {
         });
         let mut existence = carried.map(|before| before.existence);
         let mut last = None;
-        for ((version, object), change) in batch.into_iter().zip(objects).zip(changes) {
+        for ((nth, version), change) in batch.into_iter().enumerate().zip(changes) {
             if self.key != version.key {
                 self.end_key(existence.take().is_some());
                 self.key.clone_from(&version.key);
@@ -384,7 +391,8 @@ impl Lines<'_> {
             if version.revision <= self.known.span.1 {
                 let existed = existence.take();
                 if version.record.is_some() {
-                    let is_terminating = object.as_ref().is_some_and(Object::is_terminating);
+                    let object = objects[nth].as_ref();
+                    let is_terminating = object.is_some_and(Object::is_terminating);
                     let revision = version.revision;
                     existence = Some(Existence::put(existed, revision, is_terminating));
                     self.deleted = None;
@@ -393,15 +401,22 @@ impl Lines<'_> {
                     self.push_deletion(&version, existed.as_ref(), change?)?;
                 }
             }
-            last = Some((version, object));
+            last = Some(version);
         }
-        self.before = last
-            .zip(existence)
-            .map(|((version, object), existence)| Before {
-                version,
-                object,
-                existence,
-            });
+        let object = objects.pop().flatten();
+        // Many small parts: on one thread, it takes as long as decoding them on two.
+        let half = objects.split_off(objects.len() / 2);
+        let drops = |objects: Vec<Option<Object>>| {
+            drop(objects);
+            Ok(())
+        };
+        let (one, other) = parallel::side_by_side(self.threads, || drops(half), || drops(objects));
+        one.and(other)?;
+        self.before = last.zip(existence).map(|(version, existence)| Before {
+            version,
+            object,
+            existence,
+        });
         Ok(())
     }
 
@@ -410,6 +425,13 @@ impl Lines<'_> {
         match change {
             Some((change, true)) if only.is_empty() || only.contains(&change.summary.change) => {
                 self.number += 1;
+                let is_named = |key: &[u8]| {
+                    self.built_in.object(key).is_some()
+                        || self.wanted.prefixes.of_key(key).is_none()
+                };
+                if self.unnamed.is_none() && !is_named(&self.key) {
+                    self.unnamed = Some(self.key.clone());
+                }
                 self.push(change.revision, self.number, &Item::Change(change))
             }
             _ => Ok(()),

@@ -12,7 +12,7 @@ use crate::error::{Reason, Result};
 use crate::mvcc::{KeyRange, Revision};
 use crate::objects::key::EtcdPrefixes;
 use crate::objects::reference::KindsOf;
-use crate::objects::resource::Resource;
+use crate::objects::resource::{KeyNames, Resource};
 use crate::prefix::open::{BackupLocation, State};
 use crate::prefix::scan::Scan;
 use crate::prefix::select::{At, StateRequest};
@@ -42,7 +42,7 @@ pub(super) struct Opened {
     pub(super) scan: Option<Scan>,
     /// The first revision and the last one.
     pub(super) revisions: RevisionRange,
-    /// The kinds of objects: Kubernetes' own, and those that the states define.
+    /// The kinds of objects that are known: Kubernetes' own, and more if [`name`](Self::name) or the range needed them.
     pub(super) resources: Vec<Resource>,
     /// The keys.
     pub(super) range: KeyRange,
@@ -109,19 +109,23 @@ impl Opened {
             from => from?,
         };
         let mut resources: Vec<Resource> = Resource::built_in().collect();
-        for state in from.iter().chain([&to]) {
-            let custom = kinds(backup, state, KindsOf::State, prefixes)?.into_iter();
-            let new: Vec<Resource> = custom.filter(|r| !resources.contains(r)).collect();
-            resources.extend(new);
-        }
-        let range = match range(&resources) {
-            // Of a kind that neither state has.
-            Err(e) if e.reason() == Reason::KeyNotFound => {
-                resources.extend(kinds(backup, &to, KindsOf::AllTimes, prefixes)?);
-                range(&resources)?
+        let mut found = range(&resources);
+        for of in [KindsOf::State, KindsOf::AllTimes] {
+            if !matches!(&found, Err(e) if e.reason() == Reason::KeyNotFound) {
+                break;
             }
-            range => range?,
-        };
+            // The history of all times is that of either state.
+            let all = of == KindsOf::AllTimes;
+            for state in from
+                .iter()
+                .chain([&to])
+                .skip(usize::from(all && from.is_some()))
+            {
+                add_kinds(backup, state, of, prefixes, &mut resources)?;
+            }
+            found = range(&resources);
+        }
+        let range = found?;
         let after = from.as_ref().map_or(Revision(0), |from| from.asked);
         let last = match end.at {
             // Snapshots after a gap record deletions although they lead to no state.
@@ -141,6 +145,23 @@ impl Opened {
             range,
             warnings,
         })
+    }
+
+    /// Adds the kinds that the states define, if one of these keys is of none that is known: reading them takes a pass.
+    pub(super) fn name<'k>(
+        &mut self,
+        backup: &BackupLocation,
+        prefixes: &EtcdPrefixes,
+        mut keys: impl Iterator<Item = &'k [u8]>,
+    ) -> Result<()> {
+        let names = KeyNames::new(self.resources.clone(), prefixes);
+        let is_unnamed = |key: &[u8]| prefixes.of_key(key).is_some() && names.object(key).is_none();
+        if keys.any(is_unnamed) {
+            for state in self.from.iter().chain([&self.to]) {
+                add_kinds(backup, state, KindsOf::State, prefixes, &mut self.resources)?;
+            }
+        }
+        Ok(())
     }
 
     /// The revision after which the span begins.
@@ -172,6 +193,19 @@ impl Opened {
             revisions: self.revisions,
         }
     }
+}
+
+fn add_kinds(
+    backup: &BackupLocation,
+    state: &State,
+    of: KindsOf,
+    prefixes: &EtcdPrefixes,
+    resources: &mut Vec<Resource>,
+) -> Result<()> {
+    let new = kinds(backup, state, of, prefixes)?.into_iter();
+    let new: Vec<Resource> = new.filter(|r| !resources.contains(r)).collect();
+    resources.extend(new);
+    Ok(())
 }
 
 /// A span of a timeline.
