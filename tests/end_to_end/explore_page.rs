@@ -69,8 +69,9 @@ fn every_function_of_the_page_works_in_a_browser() {
     let newest = deltas.map(|delta| delta.unwrap().path()).max().unwrap();
     std::fs::write(newest, b"damaged").unwrap();
     let damaged = Page::start(&damaged);
-    let many = many_pods();
-    let many = Page::start(many.path());
+    let many = folder.path().join("many");
+    copy_dir(many_pods().path(), &many);
+    let many = Page::start(&many);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/explore.mjs");
     let run = Command::new("node")
         .arg(script)

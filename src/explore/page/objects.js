@@ -75,7 +75,8 @@ function getCommand(revision) {
   const when = ["--revision", String(revision), ...sourceFlags()];
   if (chosen.other) return ["deltafold", "get", "--prefix", "", ...when];
   const namespace = chosen.namespace === "-" ? [] : valued("-n", chosen.namespace);
-  return ["deltafold", "get", ...naming(kinds()[Number(chosen.kind)]?.reference ?? "key", [...namespace, ...when])];
+  const kind = kinds()[chosen.kind];
+  return kind ? ["deltafold", "get", ...naming(kind.reference, [...namespace, ...when])] : ["deltafold", "export", ...namespace, ...when];
 }
 
 /** Draws what a search finds, and returns the rows that can be opened. */
