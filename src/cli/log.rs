@@ -42,7 +42,7 @@ Examples:
   Show the changes of the Deployments of an application:
       deltafold log deployments -l app=web --since 7d --store s3://backups/etcd-main
 
-What no snapshot records is a line, too: where changes are missing, and where the history leaves another one. --output json \
+If changes are missing, a line says of which revisions; so does one if the history leaves another one. --output json \
 prints one JSON object a line.")]
 pub(super) struct LogArgs {
     /// Only these changes: created, changed, deleted; separated by commas

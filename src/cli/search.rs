@@ -63,7 +63,7 @@ pub(super) struct FoundJson<'a> {
     object: Option<String>,
     /// The revision of its newest change; if that is a deletion which no snapshot records, the one by which it happened.
     revision: Revision,
-    /// When the change was recorded in a delta (RFC 3339); null if only a full snapshot tells of it.
+    /// The time at which the snapshotter received the change (RFC 3339); null if no delta records it.
     time: Option<&'a str>,
     /// Whether it was deleted.
     deleted: bool,

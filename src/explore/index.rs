@@ -35,6 +35,8 @@ pub(super) struct Version {
     offset: u64,
     /// The length of the record; 0 for a deletion.
     length: u32,
+    /// Whether it created the key.
+    pub(super) is_creation: bool,
     /// Whether nothing records the deletion: the key is missing in a full that follows a gap.
     pub(super) is_inferred: bool,
 }
@@ -59,6 +61,7 @@ impl Version {
             revision: Revision(revision),
             offset: 0,
             length: 1,
+            is_creation: false,
             is_inferred: false,
         }
     }
@@ -223,6 +226,7 @@ impl Index {
             out.truncate(begin);
             out.extend(offset.to_be_bytes());
             out.extend(length.to_be_bytes());
+            out.push(u8::from(kv.is_new()));
             Ok(())
         };
         let mut stream = VersionStream::by_key(backup, timeline, &KeyRange::All, &digest)?;
@@ -258,14 +262,15 @@ impl Index {
                 // A transaction that deletes the key and puts it again.
                 versions.pop();
             }
-            let (offset, length) = match found.change {
+            let (offset, length, is_creation) = match found.change {
                 KeyChange::Put(place) => place_of(place)?,
-                KeyChange::Deleted | KeyChange::DeletedUnrecorded(_) => (0, 0),
+                KeyChange::Deleted | KeyChange::DeletedUnrecorded(_) => (0, 0, false),
             };
             let version = Version {
                 revision: found.revision,
                 offset,
                 length,
+                is_creation,
                 is_inferred: matches!(found.change, KeyChange::DeletedUnrecorded(_)),
             };
             let is_definition = found_kinds.is_definition(found.key);
@@ -347,12 +352,17 @@ impl Records {
     }
 }
 
-/// Decodes a record's place and its length.
-fn place_of(place: &[u8]) -> Result<(u64, u32)> {
+/// Decodes a record's place, its length, and whether it created its key.
+fn place_of(place: &[u8]) -> Result<(u64, u32, bool)> {
     let bad = || Error::internal("a record in the temporary directory has no place");
     let (offset, length) = place.split_first_chunk().ok_or_else(bad)?;
-    let length = length.try_into().map_err(|_| bad())?;
-    Ok((u64::from_be_bytes(*offset), u32::from_be_bytes(length)))
+    let (length, rest) = length.split_first_chunk().ok_or_else(bad)?;
+    let is_creation = rest == [1];
+    Ok((
+        u64::from_be_bytes(*offset),
+        u32::from_be_bytes(*length),
+        is_creation,
+    ))
 }
 
 fn not_written(e: io::Error) -> Error {

@@ -32,6 +32,11 @@ const VALUE: u64 = 5;
 const LEASE: u64 = 6;
 
 impl<'a> KeyValue<'a> {
+    /// Whether this version created the key.
+    pub fn is_new(&self) -> bool {
+        self.create_revision == self.mod_revision
+    }
+
     /// Creates the record of a deletion, which has only a key.
     pub fn tombstone(key: &'a [u8]) -> Self {
         KeyValue {

@@ -2,6 +2,8 @@
 
 use super::json_path::JsonPath;
 use super::resource::Resource;
+use crate::base::duration;
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 
 /// A column: its header, and its cell of an object.
@@ -108,6 +110,14 @@ impl Column {
             .collect()
     }
 
+    /// Returns the cell of an object as text, with the age at a moment of what is a time.
+    pub fn text(&self, object: &Value, now: DateTime<Utc>) -> String {
+        match self.value(object) {
+            CellValue::Text(text) => text,
+            CellValue::Time(time) => age(&time, now).unwrap_or(time),
+        }
+    }
+
     /// Returns the cell of an object.
     pub fn value(&self, object: &Value) -> CellValue {
         match &self.cell {
@@ -125,6 +135,12 @@ impl Column {
             }
         }
     }
+}
+
+/// Returns how old a time (RFC 3339) is at a moment; `None` if it is none.
+pub fn age(time: &str, now: DateTime<Utc>) -> Option<String> {
+    let time = DateTime::parse_from_rfc3339(time).ok()?;
+    Some(duration::age((now - time.to_utc()).as_seconds_f64()))
 }
 
 /// A value in a cell.

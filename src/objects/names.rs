@@ -14,8 +14,8 @@ impl NameSearch {
         NameSearch(words.map(str::to_lowercase).collect())
     }
 
-    /// Returns how well a key is meant, 0 if the last word is its name; `None` if it lacks a word. A word may also be any name of
-    /// its kind.
+    /// Returns how well a key is meant: 0 if the last word is its name, and more for Events than for all else; `None` if it lacks
+    /// a word. A word may also be any name of its kind.
     pub fn rank(&self, kind: Option<&Resource>, key: &[u8]) -> Option<u8> {
         let path = String::from_utf8_lossy(key).to_lowercase();
         let is_kind = |word: &str| kind.is_some_and(|kind| kind.is_called(word));
@@ -25,11 +25,13 @@ impl NameSearch {
         }
         let name = path.rsplit('/').next().unwrap_or_default();
         let last = self.0.last().map_or("", String::as_str);
-        Some(match name.strip_prefix(last) {
+        let is_event = kind.is_some_and(|kind| kind.kind == "Event");
+        let of_name = match name.strip_prefix(last) {
             Some("") => 0,
             Some(_) => 1,
             None => 2,
-        })
+        };
+        Some(of_name + if is_event { 3 } else { 0 })
     }
 }
 

@@ -301,10 +301,7 @@ impl Resource {
 
     /// Whether its objects are written all the time: Events, and the Leases of nodes and controllers.
     pub fn changes_all_the_time(&self) -> bool {
-        matches!(
-            &*self.plural,
-            "events" | "leases" | "masterleases" | "peerserverleases"
-        )
+        changes_all_the_time(&self.plural)
     }
 
     /// The name that means this kind alone.
@@ -348,6 +345,11 @@ impl KeyNames {
         KeyNames(named)
     }
 
+    /// Whether a key is one of an API server, and of none of these kinds.
+    pub fn lacks(&self, key: &[u8], prefixes: &EtcdPrefixes) -> bool {
+        prefixes.of_key(key).is_some() && self.object(key).is_none()
+    }
+
     /// Returns the object of a key; `None` if the key is not one of these kinds.
     pub fn object<'a>(&'a self, key: &'a [u8]) -> Option<ObjectName<'a>> {
         let key = std::str::from_utf8(key).ok()?;
@@ -386,6 +388,14 @@ impl fmt::Display for ObjectName<'_> {
         }
         write!(f, "/{}", self.name)
     }
+}
+
+/// Whether objects of a resource are written all the time: Events, Leases, and those that API servers have of themselves.
+pub fn changes_all_the_time(resource: &str) -> bool {
+    matches!(
+        resource,
+        "events" | "leases" | "masterleases" | "peerserverleases"
+    )
 }
 
 /// Returns the kinds that have a name.

@@ -409,7 +409,7 @@ await page.waitForFunction(() => document.getElementById("busy").hidden);
 await page.unroute("**/api/**");
 await page.locator("#query").fill("");
 
-// Whoever listens at the port later gets no token.
+// After an error of the network, a program that listens at the port gets no token.
 let asked = 0;
 await page.route("**/api/**", (route) => {
   asked += 1;

@@ -213,6 +213,41 @@ fn a_life_and_what_was_deleted_are_what_the_commands_show() {
     assert_eq!(shown, expected);
 }
 
+/// The lines of changes are those of `log`, whatever is asked for: what the oldest full has was not created there.
+#[test]
+fn the_lines_are_those_of_log() {
+    let store = fixtures_dir().join("kubernetes");
+    let page = Page::start(&store);
+    let parts = |line: &Value| {
+        let parts = ["revision", "change", "managers", "fields", "owner"];
+        json!(parts.map(|part| line[part].clone()))
+    };
+    for only in ["", "created", "changed", "deleted"] {
+        let mut log = deltafold();
+        log.args(["log", "--since", "275", "--output", "json", "--store"])
+            .arg(&store);
+        if !only.is_empty() {
+            log.args(["--only", only]);
+        }
+        let told = log.output().unwrap().stdout;
+        let told = serde_json::Deserializer::from_slice(&told).into_iter::<Value>();
+        let mut told: Vec<Value> = told.map(|line| parts(&line.unwrap())).collect();
+        told.reverse();
+        assert!(!told.is_empty());
+        let mut query = vec![("from", "275")];
+        query.extend((!only.is_empty()).then_some(("only", only)));
+        let shown = page.get("log", &query);
+        let lines: Vec<Value> = shown["lines"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(parts)
+            .collect();
+        assert_eq!(shown["total"], told.len(), "{only}");
+        assert_eq!(lines, told, "{only}");
+    }
+}
+
 #[test]
 fn objects_are_found_by_name_label_and_content() {
     let store = fixtures_dir().join("kubernetes");

@@ -145,7 +145,7 @@ fn holes_are_lines() {
             deleted.map(|r| r.0).any(|at| before < at && at <= by),
             "{line}"
         );
-        // It can be read where the line says.
+        // The key can be read at the revision that the line names.
         let at = before.to_string();
         if let Some(key) = line["key"].as_str().filter(|key| key.starts_with('/')) {
             told(bucket.path(), &["get", key, "--revision", &at]);

@@ -259,14 +259,15 @@ impl Printer<'_> {
     ) -> Result<bool> {
         let range = KeyRange::Keys(objects.iter().flatten().cloned().collect());
         let mut found = Keys::read(ctx, source, range.clone())?;
-        let mut resources: Vec<Resource> = Resource::built_in().collect();
-        resources.extend(read::kinds(
-            self.backup,
-            source,
-            KindsOf::State,
-            &self.prefixes,
-        )?);
-        let names = KeyNames::new(resources, &self.prefixes);
+        let mut names = KeyNames::new(Resource::built_in(), &self.prefixes);
+        if objects
+            .iter()
+            .flatten()
+            .any(|key| names.lacks(key, &self.prefixes))
+        {
+            let custom = read::kinds(self.backup, source, KindsOf::State, &self.prefixes)?;
+            names = KeyNames::new(Resource::built_in().chain(custom), &self.prefixes);
+        }
         let (mut kinds, mut number) = (Vec::new(), 0);
         while found.advance()? {
             let Some(object) = names

@@ -5,10 +5,9 @@ use super::super::render::{GrowingTable, WIDEST_CELL};
 use super::super::stream::Stream;
 use super::super::text;
 use super::Printer;
-use crate::base::duration;
 use crate::error::Result;
 use crate::mvcc::{KeyRange, KeyValue, Revision};
-use crate::objects::columns::{CellValue, Column};
+use crate::objects::columns::{Column, age};
 use crate::objects::resource::{KeyNames, ObjectName, Resource};
 use crate::objects::{Detail, NotDecoded, Object};
 use crate::ops::read::deleted::Deletion;
@@ -199,20 +198,15 @@ fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
 
 /// Returns the cells of an object: those of the columns, and its age.
 fn cells(object: &Value, columns: &[Column], now: DateTime<Utc>) -> Vec<String> {
-    let age = |time: &str| {
-        let time = DateTime::parse_from_rfc3339(time).ok();
-        time.map(|t| duration::age((now - t.to_utc()).as_seconds_f64()))
-    };
     let cell = |column: &Column| {
-        let text = match column.value(object) {
-            CellValue::Text(text) => text,
-            CellValue::Time(time) => age(&time).unwrap_or(time),
-        };
+        let text = column.text(object, now);
         // Rows wait in memory, and each column may show the whole object. The table cuts the last character, too.
         text.chars().take(WIDEST_CELL + 1).collect()
     };
     let created = object.pointer("/metadata/creationTimestamp");
-    let created = created.and_then(Value::as_str).and_then(age);
+    let created = created
+        .and_then(Value::as_str)
+        .and_then(|time| age(time, now));
     let all = columns.iter().map(cell);
     all.chain([created.unwrap_or_default()]).collect()
 }

@@ -97,15 +97,13 @@ impl Lines {
                     continue;
                 }
             }
-            let all = (first..end).filter(|nth| {
-                let is_deletion = versions[*nth].is_deletion();
-                // Whether it was created or changed is in its record, mostly in the version before.
-                filter.only.is_none_or(|only| match only {
-                    Happened::Deleted => is_deletion,
-                    Happened::Created => !is_deletion && is_creation(versions, *nth),
-                    Happened::Changed => !is_deletion && !is_creation(versions, *nth),
-                })
-            });
+            let is_wanted = |version: &Version| match filter.only {
+                None => true,
+                Some(Happened::Deleted) => version.is_deletion(),
+                Some(Happened::Created) => version.is_creation,
+                Some(Happened::Changed) => !version.is_deletion() && !version.is_creation,
+            };
+            let all = (first..end).filter(|nth| is_wanted(&versions[*nth]));
             found.extend(all.map(|nth| (versions[nth].revision, key, nth)));
         }
         let total = found.len();
@@ -120,12 +118,6 @@ impl Lines {
             lines: lines.collect::<Result<_>>()?,
         })
     }
-}
-
-/// Whether a version that was put has none before it.
-fn is_creation(versions: &[Version], nth: usize) -> bool {
-    let before = nth.checked_sub(1).and_then(|before| versions.get(before));
-    before.is_none_or(Version::is_deletion)
 }
 
 impl Line {

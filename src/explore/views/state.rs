@@ -170,11 +170,10 @@ impl Objects {
         if let Search::Names(words) = search {
             let rank = |key: &Key| {
                 let kind = key.kind.and_then(|kind| index.kinds.resource(kind));
-                let is_event = kind.is_some_and(|kind| kind.kind == "Event");
-                Some((is_event, words.rank(kind, &key.bytes)?))
+                words.rank(kind, &key.bytes)
             };
             let found = index.keys.iter().filter_map(|key| Some((rank(key)?, key)));
-            let mut found: Vec<((bool, u8), &Key)> = found.collect();
+            let mut found: Vec<(u8, &Key)> = found.collect();
             found.sort_by_cached_key(|(rank, key)| (*rank, index.at(key, revision).is_none()));
             let shown = found.iter().take(MAX_LISTED);
             return Ok(Objects {

@@ -2,14 +2,13 @@
 
 use super::At;
 use super::state::{Listed, MAX_LISTED};
-use crate::base::duration;
 use crate::error::Result;
 use crate::explore::index::{Index, Key, Version};
 use crate::explore::kinds::KindId;
 use crate::mvcc::{KeyValue, Revision};
-use crate::objects::columns::{CellValue, Column};
+use crate::objects::columns::Column;
 use crate::objects::{Detail, EncryptionKeys, Object};
-use chrono::{DateTime, Utc};
+use chrono::Utc;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -96,7 +95,12 @@ impl Table {
             let kv = KeyValue::decode(&record)?;
             let object = Object::of_record_with(&kv, keys, Detail::WithoutManagers);
             Ok(match object {
-                Ok(object) => row(&Value::Object(object.json), columns, now),
+                Ok(object) => {
+                    let object = Value::Object(object.json);
+                    let cut = |text: String| text.chars().take(WIDEST_CELL).collect();
+                    let texts = columns.iter().map(|column| column.text(&object, now));
+                    texts.map(cut).collect()
+                }
                 Err(_) => Vec::new(),
             })
         };
@@ -134,19 +138,4 @@ impl Table {
             columns: columns.into_iter().map(|column| column.header).collect(),
         })
     }
-}
-
-/// Returns the cells of an object. Times are ages at a moment.
-fn row(object: &Value, columns: &[Column], now: DateTime<Utc>) -> Vec<String> {
-    let cell = |column: &Column| {
-        let text = match column.value(object) {
-            CellValue::Text(text) => text,
-            CellValue::Time(time) => match DateTime::parse_from_rfc3339(&time) {
-                Ok(since) => duration::age((now - since.to_utc()).as_seconds_f64()),
-                Err(_) => time,
-            },
-        };
-        text.chars().take(WIDEST_CELL).collect()
-    };
-    columns.iter().map(cell).collect()
 }

@@ -11,6 +11,7 @@ use crate::base::time::rfc3339;
 use crate::error::{Error, Reason, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
 use crate::objects::key::ObjectKey;
+use crate::objects::resource::changes_all_the_time;
 use crate::prefix::open::BackupLocation;
 use crate::prefix::open::State;
 use crate::prefix::scan::Scan;
@@ -56,10 +57,10 @@ pub struct Omitted {
 
 impl Omitted {
     /// Counts a change if it is omitted.
-    pub(super) fn takes(&mut self, key: &[u8], value: Option<&[u8]>) -> bool {
-        match ObjectKey::from_key(key, value).map(|o| o.resource) {
+    fn takes(&mut self, kv: &KeyValue<'_>) -> bool {
+        match ObjectKey::from_key(kv.key, Some(kv.value)).map(|o| o.resource) {
             Some("events") => self.events += 1,
-            Some("leases" | "masterleases" | "peerserverleases") => self.leases += 1,
+            Some(other) if changes_all_the_time(other) => self.leases += 1,
             _ => return false,
         }
         true
@@ -209,8 +210,7 @@ impl<'c> Diff<'c> {
                 continue;
             }
             let side = if order.is_le() { &self.old } else { &self.new };
-            let kv = side.keys.current()?;
-            if !self.omits_events_and_leases || !self.omitted.takes(kv.key, Some(kv.value)) {
+            if !self.omits_events_and_leases || !self.omitted.takes(&side.keys.current()?) {
                 break;
             }
         }

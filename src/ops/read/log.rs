@@ -5,7 +5,6 @@
 
 use super::SORT_BUFFER_BYTES;
 use super::deleted::{Owner, owner_in};
-use super::diff::Omitted;
 use super::span::{Begin, Existence, Known, Opened};
 use super::stream::{KeyChange, KeyVersion, RECORD};
 use super::versions::{FoundVersion, Wall};
@@ -14,8 +13,8 @@ use crate::base::parallel;
 use crate::base::time::rfc3339;
 use crate::error::{Error, Result};
 use crate::mvcc::{KeyRange, KeyValue, Revision};
-use crate::objects::key::EtcdPrefixes;
-use crate::objects::resource::{KeyNames, Resource};
+use crate::objects::key::{EtcdPrefixes, ObjectKey};
+use crate::objects::resource::{KeyNames, Resource, changes_all_the_time};
 use crate::objects::{Detail, EncryptionKeys, Object};
 use crate::prefix::open::BackupLocation;
 use crate::prefix::select::StateRequest;
@@ -66,7 +65,7 @@ impl Summary {
         before: Option<&Object>,
         show_secrets: bool,
     ) -> Self {
-        let is_new = kv.create_revision == kv.mod_revision;
+        let is_new = kv.is_new();
         let before = before.filter(|_| !is_new);
         let changes = object.zip(before);
         let changes = changes.map(|(object, before)| object.changes_since(before));
@@ -107,7 +106,7 @@ impl Summary {
 pub struct Change {
     /// The revision of the change. If no snapshot records it, the one of the full that shows it.
     pub revision: Revision,
-    /// When the snapshotter received the change (RFC 3339); null if only a full snapshot tells of it.
+    /// The time at which the snapshotter received the change (RFC 3339); null if no delta records it.
     pub time: Option<String>,
     /// When the first snapshot after the change was taken (RFC 3339); null if `time` is known, and if the snapshots tell no
     /// time.
@@ -194,8 +193,9 @@ impl Log {
         let has_omitted = AtomicBool::new(false);
         let sees = |version: &FoundVersion<'_>| {
             let value = version.kv.map(|kv| kv.value);
-            let is_omitted =
-                wanted.omits_events_and_leases && Omitted::default().takes(version.key, value);
+            let object = || ObjectKey::from_key(version.key, value);
+            let is_omitted = wanted.omits_events_and_leases
+                && object().is_some_and(|o| changes_all_the_time(o.resource));
             if is_omitted && version.time.is_some() {
                 has_omitted.store(true, Relaxed);
             }
@@ -291,7 +291,7 @@ struct Lines<'a> {
     lost: Option<Lost>,
     number: u64,
     built_in: KeyNames,
-    /// A key of an API server that is none of Kubernetes' own kinds.
+    /// A key whose kind is none of Kubernetes' own.
     unnamed: Option<Vec<u8>>,
 }
 
@@ -358,7 +358,7 @@ impl Lines<'_> {
             version.revision >= first || next.is_none_or(changes_it)
         };
         let numbers: Vec<usize> = (0..batch.len()).collect();
-        let mut objects = parallel::each(self.threads, &numbers, |&nth| {
+        let objects = parallel::each(self.threads, &numbers, |&nth| {
             let version = &batch[nth];
             let record = version
                 .record
@@ -383,7 +383,7 @@ impl Lines<'_> {
         });
         let mut existence = carried.map(|before| before.existence);
         let mut last = None;
-        for ((nth, version), change) in batch.into_iter().enumerate().zip(changes) {
+        for ((version, object), change) in batch.into_iter().zip(objects).zip(changes) {
             if self.key != version.key {
                 self.end_key(existence.take().is_some());
                 self.key.clone_from(&version.key);
@@ -391,8 +391,7 @@ impl Lines<'_> {
             if version.revision <= self.known.span.1 {
                 let existed = existence.take();
                 if version.record.is_some() {
-                    let object = objects[nth].as_ref();
-                    let is_terminating = object.is_some_and(Object::is_terminating);
+                    let is_terminating = object.as_ref().is_some_and(Object::is_terminating);
                     let revision = version.revision;
                     existence = Some(Existence::put(existed, revision, is_terminating));
                     self.deleted = None;
@@ -401,22 +400,15 @@ impl Lines<'_> {
                     self.push_deletion(&version, existed.as_ref(), change?)?;
                 }
             }
-            last = Some(version);
+            last = Some((version, object));
         }
-        let object = objects.pop().flatten();
-        // Many small parts: on one thread, it takes as long as decoding them on two.
-        let half = objects.split_off(objects.len() / 2);
-        let drops = |objects: Vec<Option<Object>>| {
-            drop(objects);
-            Ok(())
-        };
-        let (one, other) = parallel::side_by_side(self.threads, || drops(half), || drops(objects));
-        one.and(other)?;
-        self.before = last.zip(existence).map(|(version, existence)| Before {
-            version,
-            object,
-            existence,
-        });
+        self.before = last
+            .zip(existence)
+            .map(|((version, object), existence)| Before {
+                version,
+                object,
+                existence,
+            });
         Ok(())
     }
 
@@ -425,11 +417,7 @@ impl Lines<'_> {
         match change {
             Some((change, true)) if only.is_empty() || only.contains(&change.summary.change) => {
                 self.number += 1;
-                let is_named = |key: &[u8]| {
-                    self.built_in.object(key).is_some()
-                        || self.wanted.prefixes.of_key(key).is_none()
-                };
-                if self.unnamed.is_none() && !is_named(&self.key) {
+                if self.unnamed.is_none() && self.built_in.lacks(&self.key, self.wanted.prefixes) {
                     self.unnamed = Some(self.key.clone());
                 }
                 self.push(change.revision, self.number, &Item::Change(change))

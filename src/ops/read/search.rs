@@ -22,7 +22,7 @@ pub struct FoundKey {
     pub key: Vec<u8>,
     /// The revision of its newest change; if that is a deletion which no snapshot records, the one by which it happened.
     pub revision: Revision,
-    /// When the snapshotter received the change (RFC 3339); `None` if only a full tells of it.
+    /// The time at which the snapshotter received the change (RFC 3339); `None` if no delta records it.
     pub time: Option<String>,
     /// Whether it was deleted.
     pub is_deleted: bool,
@@ -99,8 +99,7 @@ impl FoundNames {
         let names = KeyNames::new(resources.clone(), prefixes);
         keys.sort_by_cached_key(|found| {
             let kind = names.object(&found.key).map(|object| object.resource);
-            let is_event = kind.is_some_and(|kind| kind.kind == "Event");
-            (is_event, words.rank(kind, &found.key), found.is_deleted)
+            (words.rank(kind, &found.key), found.is_deleted)
         });
         Ok(FoundNames {
             timeline: stream.coverage.timeline.clone(),
@@ -120,10 +119,16 @@ struct Matching<'a> {
     words: &'a NameSearch,
 }
 
+impl Matching<'_> {
+    fn is_meant(&self, key: &[u8]) -> bool {
+        let kind = self.built_in.object(key).map(|object| object.resource);
+        self.words.rank(kind, key).is_some()
+    }
+}
+
 impl Collect for Matching<'_> {
     fn wants(&self, key: &[u8]) -> bool {
-        let kind = self.built_in.object(key).map(|object| object.resource);
-        self.kinds.is_definition(key) || self.words.rank(kind, key).is_some()
+        self.kinds.is_definition(key) || self.is_meant(key)
     }
 
     fn begin_full(&self, states: RevisionRange) {
@@ -132,10 +137,9 @@ impl Collect for Matching<'_> {
 
     fn add(&self, version: FoundVersion<'_>) -> Result<()> {
         self.kinds.see(version.key, version.revision.0, version.kv);
-        let kind = self.built_in.object(version.key);
-        match self.words.rank(kind.map(|kind| kind.resource), version.key) {
-            Some(_) => self.inner.add(version),
-            None => Ok(()),
+        if self.kinds.is_definition(version.key) && !self.is_meant(version.key) {
+            return Ok(());
         }
+        self.inner.add(version)
     }
 }

@@ -30,6 +30,28 @@ pub enum Begin {
     After(At),
 }
 
+impl Begin {
+    /// Returns the point after which a span begins that ends with a state; `None` for the oldest change.
+    fn point(self, end: &StateRequest, to: &State) -> Option<At> {
+        match self {
+            Begin::Oldest => None,
+            Begin::After(at) => Some(at),
+            Begin::Before(length) => {
+                let time = match end.at {
+                    At::Time(time) => Some(time),
+                    At::Newest | At::Revision(_) => to.newest_name().map(|name| name.created_at()),
+                };
+                time.map(|time| At::Time(time - length))
+            }
+        }
+    }
+}
+
+/// Whether a point is a revision after a state.
+fn is_after(at: Option<At>, state: &State) -> bool {
+    matches!(at, Some(At::Revision(r)) if r > state.revision)
+}
+
 /// The points of a span, and the keys that are read.
 pub(super) struct Opened {
     /// The state before the span; `None` if it begins with all that the backup holds.
@@ -72,32 +94,10 @@ impl Opened {
             scan = Some(known.with_paths(ctx)?);
         }
         let mut warnings = to.warnings.clone();
-        let at = match begin {
-            Begin::Oldest => None,
-            Begin::After(at) => Some(at),
-            Begin::Before(length) => {
-                let time = match end.at {
-                    At::Time(time) => Some(time),
-                    _ => to.newest_name().map(|name| name.created_at()),
-                };
-                time.map(|time| At::Time(time - length))
-            }
-        };
-        let from = at.map(|at| {
-            let request = StateRequest {
-                at,
-                // The span is one of this timeline, whichever was live when it began.
-                timeline: to.timeline_id().map(str::to_owned),
-                ..end.clone()
-            };
-            match &scan {
-                Some(scan) => State::open(ctx, scan, &request),
-                None => backup.open(&request),
-            }
-        });
-        let is_later = matches!(at, Some(At::Revision(r)) if r > to.revision);
-        let from = match from.transpose() {
-            Err(e) if e.reason() == Reason::OutOfRange && !is_later => {
+        let at = begin.point(end, &to);
+        let from = match at.map(|at| Self::open_begin(backup, scan.as_ref(), at, end, &to)) {
+            None => None,
+            Some(Err(e)) if e.reason() == Reason::OutOfRange && !is_after(at, &to) => {
                 if matches!(begin, Begin::After(_)) {
                     let cut = format!(
                         "{SINCE} is before the oldest state of the backup: all that the backup holds is shown"
@@ -106,7 +106,7 @@ impl Opened {
                 }
                 None
             }
-            from => from?,
+            Some(from) => Some(from?),
         };
         let mut resources: Vec<Resource> = Resource::built_in().collect();
         let mut found = range(&resources);
@@ -147,6 +147,26 @@ impl Opened {
         })
     }
 
+    /// Opens the state at the begin of a span.
+    fn open_begin(
+        backup: &BackupLocation,
+        scan: Option<&Scan>,
+        at: At,
+        end: &StateRequest,
+        to: &State,
+    ) -> Result<State> {
+        let request = StateRequest {
+            at,
+            // The span is one of this timeline, whichever was live when it began.
+            timeline: to.timeline_id().map(str::to_owned),
+            ..end.clone()
+        };
+        match scan {
+            Some(scan) => State::open(backup.context(), scan, &request),
+            None => backup.open(&request),
+        }
+    }
+
     /// Adds the kinds that the states define, if one of these keys is of none that is known: reading them takes a pass.
     pub(super) fn name<'k>(
         &mut self,
@@ -155,8 +175,7 @@ impl Opened {
         mut keys: impl Iterator<Item = &'k [u8]>,
     ) -> Result<()> {
         let names = KeyNames::new(self.resources.clone(), prefixes);
-        let is_unnamed = |key: &[u8]| prefixes.of_key(key).is_some() && names.object(key).is_none();
-        if keys.any(is_unnamed) {
+        if keys.any(|key| names.lacks(key, prefixes)) {
             for state in self.from.iter().chain([&self.to]) {
                 add_kinds(backup, state, KindsOf::State, prefixes, &mut self.resources)?;
             }
@@ -265,7 +284,7 @@ impl Span<'_> {
     }
 }
 
-/// Collects the versions that it is told to.
+/// Collects the versions for which `sees` returns true.
 struct Seeing<'c> {
     inner: Collector<'c>,
     sees: &'c (dyn Fn(&FoundVersion<'_>) -> bool + Sync),

@@ -254,7 +254,7 @@ pub(crate) fn moments(catalog: &Catalog, timeline: &Timeline) -> Vec<(Revision, 
     names.collect()
 }
 
-/// Returns where a timeline left others.
+/// Returns the points at which a timeline left others.
 fn walls(scan: &Scan, timeline: &str) -> Vec<Wall> {
     let mut walls: Vec<Wall> = Vec::new();
     let mut id = timeline.to_owned();
