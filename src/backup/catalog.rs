@@ -123,6 +123,8 @@ pub struct Catalog {
     pub foreign: Vec<String>,
     /// The records of timelines, in order of time.
     pub walls: Vec<Wall>,
+    /// The names of exclusion marks, also of those whose snapshot is not there (yet).
+    pub marks: HashSet<String>,
 }
 
 impl Catalog {
@@ -175,6 +177,8 @@ impl Catalog {
         if notes.is_empty() {
             return;
         }
+        let marks = notes.iter().filter(|(folder, _)| *folder == EXCLUDED);
+        self.marks.extend(marks.map(|(_, name)| (*name).to_owned()));
         for s in &mut self.snapshots {
             let at = self.walls.partition_point(|w| w.second < s.name.created);
             let same_second = self.walls[at..].iter();
@@ -182,7 +186,7 @@ impl Catalog {
             s.begins_timeline = same_second.any(|w| w.is_of(&s.name));
             let name = s.name.to_string();
             s.pinned |= s.name.is_full() && notes.contains(&(PINS, name.as_str()));
-            s.excluded |= notes.contains(&(EXCLUDED, name.as_str()));
+            s.excluded |= self.marks.contains(&name);
         }
     }
 

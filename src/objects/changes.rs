@@ -3,7 +3,8 @@
 use super::Object;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::collections::{BTreeSet, HashSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 
 /// The largest number of changes of one version. A hostile version could have hundreds of thousands.
@@ -69,7 +70,7 @@ impl Object {
     /// Returns the fields that differ from an earlier version of the object, at most a thousand.
     pub fn changes_since(&self, old: &Object) -> Vec<FieldChange> {
         let mut changes = Vec::new();
-        compare_maps("", &old.json, &self.json, &mut changes);
+        compare_maps(&mut String::new(), &old.json, &self.json, &mut changes);
         changes
     }
 
@@ -121,76 +122,81 @@ fn manager(entry: &Value) -> Option<String> {
     })
 }
 
-fn compare_maps(
-    path: &str,
-    old: &Map<String, Value>,
-    new: &Map<String, Value>,
+/// Adds the differences of two values at a path, which is as before afterwards.
+fn compare(
+    path: &mut String,
+    old: Option<&Value>,
+    new: Option<&Value>,
     changes: &mut Vec<FieldChange>,
 ) {
-    let added = new.keys().filter(|key| !old.contains_key(*key));
-    for key in old.keys().chain(added) {
-        let path = if path.is_empty() {
-            key.clone()
-        } else {
-            format!("{path}.{key}")
-        };
-        compare(path, old.get(key), new.get(key), changes);
-    }
-}
-
-fn compare(path: String, old: Option<&Value>, new: Option<&Value>, changes: &mut Vec<FieldChange>) {
     if old == new || changes.len() == MAX_CHANGES || IGNORED.contains(&path.as_str()) {
         return;
     }
     match (old, new) {
         (Some(Value::Object(old)), Some(Value::Object(new))) => {
-            compare_maps(&path, old, new, changes);
+            compare_maps(path, old, new, changes);
         }
         (Some(Value::Array(old)), Some(Value::Array(new))) => {
-            compare_lists(&path, old, new, changes);
+            compare_lists(path, old, new, changes);
         }
         _ => changes.push(FieldChange {
-            path,
+            path: path.clone(),
             old: old.cloned(),
             new: new.cloned(),
         }),
     }
 }
 
+fn compare_maps(
+    path: &mut String,
+    old: &Map<String, Value>,
+    new: &Map<String, Value>,
+    changes: &mut Vec<FieldChange>,
+) {
+    let end = path.len();
+    let added = new.keys().filter(|key| !old.contains_key(*key));
+    for key in old.keys().chain(added) {
+        if end > 0 {
+            path.push('.');
+        }
+        path.push_str(key);
+        compare(path, old.get(key), new.get(key), changes);
+        path.truncate(end);
+    }
+}
+
 /// Compares lists: element by element by their names, if all have one, otherwise by index.
-fn compare_lists(path: &str, old: &[Value], new: &[Value], changes: &mut Vec<FieldChange>) {
-    let by_name = |list: &[Value]| -> Option<Map<String, Value>> {
-        let named: Option<Map<_, _>> = list
-            .iter()
-            .map(|element| Some((name_of(element)?, element.clone())))
-            .collect();
-        named.filter(|named| named.len() == list.len())
-    };
-    let by_index = |list: &[Value]| {
-        let indexes = list.iter().enumerate();
-        indexes.map(|(i, v)| (i.to_string(), v.clone())).collect()
-    };
+fn compare_lists(path: &mut String, old: &[Value], new: &[Value], changes: &mut Vec<FieldChange>) {
     let (old, new) = match (by_name(old), by_name(new)) {
         (Some(old), Some(new)) => (old, new),
         _ => (by_index(old), by_index(new)),
     };
-    let old: &Map<String, Value> = &old;
+    let end = path.len();
     let added = new.keys().filter(|key| !old.contains_key(*key));
     for key in old.keys().chain(added) {
-        compare(
-            format!("{path}[{key}]"),
-            old.get(key),
-            new.get(key),
-            changes,
-        );
+        path.extend(["[", key, "]"]);
+        compare(path, old.get(key).copied(), new.get(key).copied(), changes);
+        path.truncate(end);
     }
 }
 
+/// The elements of a list by their names, if each has one of its own.
+fn by_name(list: &[Value]) -> Option<BTreeMap<Cow<'_, str>, &Value>> {
+    let named = list.iter().map(|v| Some((name_of(v)?.into(), v)));
+    let named: Option<BTreeMap<_, _>> = named.collect();
+    named.filter(|named| named.len() == list.len())
+}
+
+fn by_index(list: &[Value]) -> BTreeMap<Cow<'_, str>, &Value> {
+    let indexed = list.iter().enumerate();
+    indexed.map(|(i, v)| (i.to_string().into(), v)).collect()
+}
+
 /// The name of an element, by the keys of Kubernetes' lists.
-fn name_of(element: &Value) -> Option<String> {
+fn name_of(element: &Value) -> Option<&str> {
     ["name", "type", "key"]
         .iter()
-        .find_map(|field| Some(element.get(field)?.as_str()?.to_owned()))
+        .find_map(|field| element.get(field)?.as_str())
 }
 
 /// What an Event object says of another object.

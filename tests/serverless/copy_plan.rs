@@ -312,12 +312,14 @@ fn check(source: &Listing, target: &Listing, wanted: &Selection) -> usize {
     fulls.reverse();
     for p in &plan.objects {
         let snapshot = &s.snapshots[p.source];
-        let left_out = p.decision == Decision::Skip && p.reason != CopyReason::SameAsAnother;
+        let may_be_skipped =
+            p.reason == CopyReason::SameAsAnother || t.marks.contains(&p.name.to_string());
+        let left_out = p.decision == Decision::Skip && !may_be_skipped;
         if snapshot.excluded {
             continue;
         }
         // An exclusion marker in the target may remove a base.
-        let useful = !useless.contains(&snapshot.path) && t.snapshots.iter().all(|x| !x.excluded);
+        let useful = !useless.contains(&snapshot.path) && t.marks.is_empty();
         if !limited && useful && !conflict {
             assert!(!left_out, "{} was left out\n{}", snapshot.path, what());
         }
@@ -622,4 +624,19 @@ fn what_was_copied_without_its_final_mark_is_there() {
         (0, &"NothingToDo".into()),
         "{json:#}\n{log}"
     );
+}
+
+/// A mark may be there before, or after, its snapshot.
+#[test]
+fn what_would_be_excluded_where_it_arrives_is_not_copied() {
+    const SOURCE: [&str; 3] = [
+        "v2/Full-00000000-00000100-1000",
+        "v2/Incr-00000101-00000110-1001",
+        "v2/Full-00000000-00000110-1002",
+    ];
+    let target = ["deltafold-excluded/Full-00000000-00000100-1000"];
+    let d = decided(&SOURCE, &target, &Selection::default());
+    assert_eq!(copied(&d), [SOURCE[2]]);
+    assert_eq!(d[0].2, CopyReason::Excluded);
+    assert_eq!(d[1].2, CopyReason::NoBase);
 }

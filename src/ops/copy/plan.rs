@@ -260,6 +260,10 @@ pub fn plan(source: &Catalog, target: &Catalog, selection: &Selection, now: i64)
             }
             (_, Some(why)) => (Decision::Skip, why),
             (Some(why), None) => (Decision::Skip, why),
+            // The copy would be excluded where it arrives.
+            (None, None) if !s.excluded && forms.is_marked(s) => {
+                (Decision::Skip, CopyReason::Excluded)
+            }
             // An excluded snapshot is not used, so it needs no base.
             (None, None) if s.excluded || has_base => (Decision::Copy, CopyReason::Wanted),
             (None, None) => (Decision::Skip, CopyReason::NoBase),
@@ -370,6 +374,7 @@ impl Backups {
 /// What the source's snapshots are in the target.
 struct Forms<'a> {
     source: &'a Catalog,
+    target: &'a Catalog,
     form: &'a Form,
     /// The target's snapshots by path.
     by_path: HashMap<&'a str, &'a Snapshot>,
@@ -384,6 +389,7 @@ impl<'a> Forms<'a> {
     fn new(source: &'a Catalog, target: &'a Catalog, selection: &'a Selection) -> Self {
         let mut forms = Forms {
             source,
+            target,
             form: &selection.form,
             by_path: target
                 .snapshots
@@ -434,6 +440,12 @@ impl<'a> Forms<'a> {
             }
             None => (self.becomes.get(&path) != Some(&i)).then_some(CopyReason::SameAsAnother),
         }
+    }
+
+    /// Returns whether the target has an exclusion mark of a copy's name.
+    fn is_marked(&self, s: &Snapshot) -> bool {
+        let name = self.form.name(&s.name).to_string();
+        self.target.marks.contains(&name)
     }
 
     /// Returns whether the target's object of a copy's name is no copy.

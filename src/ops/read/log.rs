@@ -211,7 +211,8 @@ impl Log {
             batch_bytes: 0,
             sorter: Sorter::new(backup.context().temp(), SORT_BUFFER_BYTES),
             key: Vec::new(),
-            before: None,
+            told: 0,
+            existence: None,
             deleted: None,
             lost: None,
             number: 0,
@@ -223,7 +224,7 @@ impl Log {
             lines.add(&version)?;
         }
         lines.end_batch()?;
-        let exists = lines.before.is_some();
+        let exists = lines.existence.is_some();
         lines.end_key(exists);
         let unnamed = lines.unnamed.take();
         opened.name(backup, wanted.prefixes, unnamed.iter().map(|key| &key[..]))?;
@@ -269,8 +270,10 @@ impl Log {
     }
 }
 
-/// The versions that are decoded at once, on several threads: their number, and their bytes but for the last one.
+/// The versions that are decoded at once, on several threads: their number, those of a thread, and their bytes but for the
+/// last one.
 const BATCH: usize = 2000;
+const CHUNK: usize = 100;
 const BATCH_BYTES: usize = 8 << 20;
 
 /// Makes the lines. Versions come key by key, those of a key in order.
@@ -283,8 +286,10 @@ struct Lines<'a> {
     sorter: Sorter,
     /// The key of the current line.
     key: Vec<u8>,
-    /// The version before those of the batch.
-    before: Option<Before>,
+    /// How many versions at the begin of the batch are told: the last one of the batch before.
+    told: usize,
+    /// Whether the key is there after the version before.
+    existence: Option<Existence>,
     /// The last deletion of the key, if it is wanted.
     deleted: Option<Lost>,
     /// The last deletion of all keys that are not there at the end.
@@ -310,13 +315,6 @@ impl Version {
     fn kv(&self) -> Result<Option<KeyValue<'_>>> {
         self.record.as_deref().map(KeyValue::decode).transpose()
     }
-}
-
-/// A version that was put, and that the next one is compared with.
-struct Before {
-    version: Version,
-    object: Option<Object>,
-    existence: Existence,
 }
 
 struct Lost {
@@ -350,69 +348,39 @@ impl Lines<'_> {
     fn end_batch(&mut self) -> Result<()> {
         let batch = std::mem::take(&mut self.batch);
         self.batch_bytes = 0;
-        let (wanted, first) = (self.wanted, self.known.span.0);
-        // What existed before the span counts only for what changes it.
-        let is_needed = |nth: usize, version: &Version| {
-            let next = batch.get(nth + 1);
-            let changes_it = |next: &Version| next.key == version.key && next.revision >= first;
-            version.revision >= first || next.is_none_or(changes_it)
-        };
-        let numbers: Vec<usize> = (0..batch.len()).collect();
-        let objects = parallel::each(self.threads, &numbers, |&nth| {
-            let version = &batch[nth];
-            let record = version
-                .record
-                .as_ref()
-                .filter(|_| is_needed(nth, version))?;
-            let kv = KeyValue::decode(record).ok()?;
-            Object::of_record_with(&kv, wanted.keys, Detail::ManagersAlone).ok()
+        let starts: Vec<usize> = (self.told..batch.len()).step_by(CHUNK).collect();
+        let told = parallel::each(self.threads, &starts, |&start| {
+            tell(&batch, start, &self.known, self.wanted)
         });
-        let carried = self.before.take();
-        let old = |nth: usize| match nth.checked_sub(1) {
-            Some(last) => Some((&batch[last], objects[last].as_ref())),
-            None => carried.as_ref().map(|b| (&b.version, b.object.as_ref())),
-        };
-        let known = &self.known;
-        let changes = parallel::each(self.threads, &numbers, |&nth| {
-            let version = &batch[nth];
-            let old = old(nth).filter(|(old, _)| old.key == version.key);
-            known
-                .contains(version.revision)
-                .then(|| change(version, objects[nth].as_ref(), old, known, wanted))
-                .transpose()
-        });
-        let mut existence = carried.map(|before| before.existence);
-        let mut last = None;
-        for ((version, object), change) in batch.into_iter().zip(objects).zip(changes) {
+        let (mut told, span_end) = (told.into_iter().flatten(), self.known.span.1);
+        for version in &batch[self.told..] {
+            let Some((change, is_terminating)) = told.next() else {
+                break;
+            };
             if self.key != version.key {
-                self.end_key(existence.take().is_some());
+                let exists = self.existence.take().is_some();
+                self.end_key(exists);
                 self.key.clone_from(&version.key);
             }
-            if version.revision <= self.known.span.1 {
-                let existed = existence.take();
-                if version.record.is_some() {
-                    let is_terminating = object.as_ref().is_some_and(Object::is_terminating);
-                    let revision = version.revision;
-                    existence = Some(Existence::put(existed, revision, is_terminating));
-                    self.deleted = None;
-                    self.push_wanted(change?)?;
-                } else {
-                    self.push_deletion(&version, existed.as_ref(), change?)?;
-                }
+            if version.revision > span_end {
+                continue;
             }
-            last = Some((version, object));
+            let existed = self.existence.take();
+            if version.record.is_some() {
+                let put = Existence::put(existed, version.revision, is_terminating);
+                self.existence = Some(put);
+                self.deleted = None;
+                self.push_wanted(change?)?;
+            } else {
+                self.push_deletion(version, existed.as_ref(), change?)?;
+            }
         }
-        self.before = last
-            .zip(existence)
-            .map(|((version, object), existence)| Before {
-                version,
-                object,
-                existence,
-            });
+        self.batch.extend(batch.into_iter().next_back());
+        self.told = self.batch.len();
         Ok(())
     }
 
-    fn push_wanted(&mut self, change: Option<(Change, bool)>) -> Result<()> {
+    fn push_wanted(&mut self, change: Told) -> Result<()> {
         let only = self.wanted.only;
         match change {
             Some((change, true)) if only.is_empty() || only.contains(&change.summary.change) => {
@@ -430,7 +398,7 @@ impl Lines<'_> {
         &mut self,
         version: &Version,
         existed: Option<&Existence>,
-        change: Option<(Change, bool)>,
+        change: Told,
     ) -> Result<()> {
         let Some((mut change, is_wanted)) = change else {
             return Ok(());
@@ -478,6 +446,46 @@ impl Lines<'_> {
             .map_err(|e| Error::internal(format!("a line cannot be written: {e}")))?;
         self.sorter.push(&place, &record)
     }
+}
+
+/// A change, without the revision before a deletion, and whether it is wanted; `None` if nothing is known of it.
+type Told = Option<(Change, bool)>;
+
+/// Tells a chunk of versions: their changes, as [`change`], and whether each object is about to be deleted.
+fn tell(
+    batch: &[Version],
+    start: usize,
+    known: &Known,
+    wanted: &Wanted<'_>,
+) -> Vec<(Result<Told>, bool)> {
+    let decode = |nth: usize| {
+        let version = &batch[nth];
+        // What existed before the span counts only for what changes it.
+        let first = known.span.0;
+        let changes_it = |next: &Version| next.key == version.key && next.revision >= first;
+        if version.revision < first && !batch.get(nth + 1).is_none_or(changes_it) {
+            return None;
+        }
+        let kv = KeyValue::decode(version.record.as_ref()?).ok()?;
+        Object::of_record_with(&kv, wanted.keys, Detail::ManagersAlone).ok()
+    };
+    let mut old_object = start.checked_sub(1).and_then(decode);
+    let versions = start..batch.len().min(start + CHUNK);
+    let told = versions.map(|nth| {
+        let version = &batch[nth];
+        let object = decode(nth);
+        let old = nth.checked_sub(1).map(|last| &batch[last]);
+        let old = old.filter(|old| old.key == version.key);
+        let old = old.map(|old| (old, old_object.as_ref()));
+        let told = known
+            .contains(version.revision)
+            .then(|| change(version, object.as_ref(), old, known, wanted))
+            .transpose();
+        let is_terminating = object.as_ref().is_some_and(Object::is_terminating);
+        old_object = object;
+        (told, is_terminating)
+    });
+    told.collect()
 }
 
 /// Returns the change of a version, without the revision before a deletion, and whether it is wanted.
