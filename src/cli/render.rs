@@ -5,7 +5,7 @@
 use super::print::size;
 use super::terminal::{self, Style, marked, width_of};
 use super::text::local_time;
-use crate::base::printable::{line, lines};
+use crate::base::printable::line;
 use crate::base::shorten::{self, IN_JSON};
 use crate::base::{duration, shell};
 use crate::error::Result;
@@ -32,8 +32,6 @@ enum Block {
     Table(Vec<String>, Vec<Row>),
     /// A command that can be copied into a shell.
     Command(Vec<String>),
-    /// Lines that are never wrapped.
-    Drawing(String),
 }
 
 /// The value of a field, or of a column in a row.
@@ -163,11 +161,6 @@ impl Blocks {
         self.0.push(Block::Command(words.to_vec()));
     }
 
-    /// Adds lines that are never wrapped.
-    pub(super) fn drawing(&mut self, lines: String) {
-        self.0.push(Block::Drawing(lines));
-    }
-
     /// The fields of a result as JSON has them, without those that are null, empty or false. Tables come last.
     fn of_json<B: Serialize>(report: &Report<B>) -> Self {
         let mut blocks = Blocks::default();
@@ -280,7 +273,6 @@ pub(super) fn to_text(blocks: &Blocks, width: Option<usize>) -> String {
             Block::Fields(fields) => add_fields(&mut text, fields, width),
             Block::Table(header, rows) => add_table(&mut text, header, rows, width),
             Block::Command(words) => add_command(&mut text, words, width),
-            Block::Drawing(drawing) => text += &lines(drawing),
         }
     }
     text
