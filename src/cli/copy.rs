@@ -6,6 +6,7 @@ use super::bandwidth::BandwidthArgs;
 use super::encryption::{PlaintextArg, decrypting};
 use super::metrics::MetricsArgs;
 use super::render::{Blocks, Render};
+use super::store_access::NthStore;
 use super::{AccessArgs, Ended, Output, parse_options, print_report, size};
 use crate::backup::codec::CompressionChoice;
 use crate::base::flag_values::yes_or_no;
@@ -218,23 +219,24 @@ impl CopyArgs {
             return Err(Reason::Usage
                 .error("--from and --to are the same: give two stores, or two prefixes of one"));
         }
-        let open = |nth: usize, url: &str, own: &[(String, String)], flag: &str| {
+        let (source_of, target_of) = (NthStore { nth: 0, of: 2 }, NthStore { nth: 1, of: 2 });
+        let open = |nth: NthStore, url: &str, own: &[(String, String)], flag: &str| {
             self.access.context_with(nth, cancel, |options, handle| {
                 let all: Vec<_> = options.iter().chain(own).cloned().collect();
                 store::open(url, &all, handle).map_err(|e| with_flag(&e, flag))
             })
         };
-        let mut from = open(1, source, &from_options, "--from")?;
+        let mut from = open(source_of, source, &from_options, "--from")?;
         if pattern.is_some() {
             from.keys = decrypting(&self.from_age_identity, "--from-age-identity")?;
         }
         // Recipients speak for the target alone.
         from.trust = self.plaintext.trust(from.keys.decrypts());
         if !self.dry_run {
-            let options = [self.access.options(2)?, to_options.clone()].concat();
+            let options = [self.access.options(target_of)?, to_options.clone()].concat();
             store::open::make_folder(&self.to, "--to", &options)?;
         }
-        let mut to = open(2, &self.to, &to_options, "--to")?;
+        let mut to = open(target_of, &self.to, &to_options, "--to")?;
         to.trust = self.plaintext.trust(to.keys.encrypts());
         // The source is read, the target is written. Each direction has its own limit.
         from.store = self.bandwidth.limited(from.store);

@@ -3,7 +3,7 @@
 //! The operation itself is `ops::restore`; most of its flags are in `ops::restore::options`.
 
 use super::render::{Blocks, Render};
-use super::store_access::FileArg;
+use super::store_access::{FileArg, NthStore};
 use super::text;
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::{Cancel, duration, plural, shorten};
@@ -72,6 +72,12 @@ pub(super) struct RestoreArgs {
 impl RestoreArgs {
     pub(super) fn run(&self, cancel: &Cancel, output: Output) -> Ended {
         let time = self.options.point.time;
+        let urls = self.store.iter().map(|s| s.trim());
+        let urls: Vec<&str> = urls.filter(|s| !s.is_empty()).collect();
+        let to_snapshot = self.options.to_snapshot.as_deref();
+        // A local file needs no settings.
+        let to_store = to_snapshot.filter(|file| file.to_string_lossy().contains("://"));
+        let of = urls.len().max(1) + usize::from(to_store.is_some());
         let mut backups = Vec::new();
         match &self.file.snapshot {
             Some(file) => {
@@ -82,16 +88,13 @@ impl RestoreArgs {
                 backups.push(NamedBackup::from(location));
             }
             None => {
-                let urls = self.store.iter().map(|s| s.trim());
-                let urls = urls.filter(|s| !s.is_empty());
-                for (nth, url) in (1..).zip(urls) {
-                    let plaintext = self.file.plaintext;
+                for (nth, url) in urls.into_iter().enumerate() {
+                    let (nth, plaintext) = (NthStore { nth, of }, self.file.plaintext);
                     backups.push(self.access.backup_store(nth, url, plaintext, cancel)?);
                 }
             }
         }
-        let nth = backups.len() + 1;
-        let to_snapshot = self.options.to_snapshot.as_deref();
+        let nth = NthStore { nth: of - 1, of };
         let to_snapshot = to_snapshot
             .map(|file| self.access.plain_target(nth, file, cancel))
             .transpose()?;

@@ -9,6 +9,7 @@ use super::leases::{LeaseArgs, LockArgs};
 use super::metrics::MetricsArgs;
 use super::render::Render;
 use super::signals::end_signals;
+use super::store_access::NthStore;
 use super::{AccessArgs, Ended, Output, print_report};
 use crate::backup::codec::CompressionChoice;
 use crate::backup::trust::Trust;
@@ -90,7 +91,11 @@ impl CommonArgs {
     fn open(&self, cancel: &Cancel) -> Result<(Context, SnapshotSettings)> {
         let connector = self.live.connector(cancel)?;
         store::open::refuse_layout(&self.store, "--store")?;
-        store::open::make_folder(&self.store, "--store", &self.access.options(1)?)?;
+        store::open::make_folder(
+            &self.store,
+            "--store",
+            &self.access.options(NthStore::ONLY)?,
+        )?;
         let mut ctx = self.access.context(&self.store, cancel)?;
         ctx.store = self.bandwidth.limited(ctx.store);
         ctx.trust = if ctx.keys.are_given() {
@@ -227,7 +232,9 @@ impl SaveArgs {
             leases: None,
             take_over: false,
         };
-        let target = self.access.plain_target(1, &self.file, cancel)?;
+        let target = self
+            .access
+            .plain_target(NthStore::ONLY, &self.file, cancel)?;
         save(
             &self.access.context_without_store(cancel)?,
             &settings,

@@ -4,6 +4,7 @@
 
 use super::encryption::{EncryptionArgs, PlaintextArg};
 use crate::base::limits::Limits;
+use crate::base::opt::STORE_SECRET;
 use crate::base::{Cancel, byte_size};
 use crate::error::{Reason, Result};
 use crate::ops::restore::{BackupLocation, NamedBackup, PlainTarget};
@@ -40,7 +41,10 @@ impl StoreArgs {
             store::open::make_folder(&self.store, "--store", &options)?;
             store::open(&self.store, &options, handle)
         };
-        Ok(self.access.context_with(1, cancel, open)?.store)
+        Ok(self
+            .access
+            .context_with(NthStore::ONLY, cancel, open)?
+            .store)
     }
 
     pub(super) fn context(&self, cancel: &Cancel) -> Result<Context> {
@@ -140,6 +144,18 @@ impl BackupArgs {
     }
 }
 
+/// A store of a command line, counted from 0.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NthStore {
+    pub(super) nth: usize,
+    /// How many stores the command has.
+    pub(super) of: usize,
+}
+
+impl NthStore {
+    pub(super) const ONLY: Self = NthStore { nth: 0, of: 1 };
+}
+
 /// How stores are accessed, and the resources, limits and keys of an operation.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Connection")]
@@ -148,15 +164,16 @@ pub(super) struct AccessArgs {
     ///
     /// In the environment variable: one option per line. Options win over the providers' usual variables
     /// (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, …), which are read
-    /// too. If a command has several stores, 2:KEY=VALUE sets the option of the second store only.
+    /// too.
     #[arg(long, value_name = "KEY=VALUE", hide_env_values = true)]
     store_option: Vec<String>,
     /// Read the store's options and credentials from this folder, a mounted Secret
     ///
     /// Its files are named as in the Secrets of etcd-backup-restore and etcd-druid, or as the providers'
-    /// variables (AWS_ACCESS_KEY_ID, …). Changed files are read again while the command runs.
+    /// variables (AWS_ACCESS_KEY_ID, …). Changed files are read again while the command runs. If a command has
+    /// several stores: give it once for all, or once for each store, in their order.
     #[arg(long, value_name = "DIR")]
-    store_secret: Option<PathBuf>,
+    store_secret: Vec<PathBuf>,
     /// Send at most this many requests to a store at a time (1 to 1024); local folders have no limit
     #[arg(long, value_name = "N", default_value_t = store::DEFAULT_REQUESTS as u16, value_parser = clap::value_parser!(u16).range(1..=store::MAX_REQUESTS as i64))]
     requests: u16,
@@ -183,10 +200,22 @@ pub(super) struct AccessArgs {
 }
 
 impl AccessArgs {
-    /// The options of the `nth` store of the command line, counted from 1.
-    pub(super) fn options(&self, nth: usize) -> Result<Vec<(String, String)>> {
+    /// The options of a store of the command line.
+    pub(super) fn options(&self, store: NthStore) -> Result<Vec<(String, String)>> {
         let mut options = Vec::new();
-        if let Some(dir) = &self.store_secret {
+        let secret = match &self.store_secret[..] {
+            [] => None,
+            [of_all] => Some(of_all),
+            each if each.len() == store.of => Some(&each[store.nth]),
+            each => {
+                return Err(Reason::Usage.error(format!(
+                    "{STORE_SECRET} is given {} times for {} store(s): give it once, or once for each, in their order",
+                    each.len(),
+                    store.of,
+                )));
+            }
+        };
+        if let Some(dir) = secret {
             let key = store::open::OPTION_SECRET_DIR.to_owned();
             options.push((key, dir.display().to_string()));
         }
@@ -196,11 +225,7 @@ impl AccessArgs {
             let key = store::open::OPTION_FILE_MODE.to_owned();
             options.push((key, mode.to_string()));
         }
-        let lines = self.store_option.iter().flat_map(|o| o.lines());
-        let lines: Vec<String> = lines
-            .filter_map(|line| option_for(line.trim(), nth))
-            .collect();
-        options.extend(parse_options(&lines, "--store-option")?);
+        options.extend(parse_options(&self.store_option, "--store-option")?);
         Ok(options)
     }
 
@@ -215,7 +240,7 @@ impl AccessArgs {
 
     pub(super) fn context_with(
         &self,
-        nth: usize,
+        nth: NthStore,
         cancel: &Cancel,
         open: impl FnOnce(&[(String, String)], tokio::runtime::Handle) -> Result<Store>,
     ) -> Result<Context> {
@@ -241,10 +266,10 @@ impl AccessArgs {
     }
 
     pub(super) fn context(&self, url: &str, cancel: &Cancel) -> Result<Context> {
-        self.nth_context(1, url, cancel)
+        self.nth_context(NthStore::ONLY, url, cancel)
     }
 
-    fn nth_context(&self, nth: usize, url: &str, cancel: &Cancel) -> Result<Context> {
+    fn nth_context(&self, nth: NthStore, url: &str, cancel: &Cancel) -> Result<Context> {
         self.context_with(nth, cancel, |options, handle| {
             store::open(url, options, handle)
         })
@@ -253,7 +278,7 @@ impl AccessArgs {
     /// The snapshots of the `nth` store. A store that cannot be opened is no error: the operation may use another one.
     pub(super) fn backup_store(
         &self,
-        nth: usize,
+        nth: NthStore,
         url: &str,
         plaintext: PlaintextArg,
         cancel: &Cancel,
@@ -276,7 +301,7 @@ impl AccessArgs {
     /// A context whose store is a placeholder that is never read.
     pub(super) fn context_without_store(&self, cancel: &Cancel) -> Result<Context> {
         let placeholder = self.temp_dir()?.display().to_string();
-        self.context_with(1, cancel, |_, handle| {
+        self.context_with(NthStore::ONLY, cancel, |_, handle| {
             store::open(&placeholder, &[], handle)
         })
     }
@@ -284,7 +309,7 @@ impl AccessArgs {
     /// A plain snapshot that is written, by its path or URL. That of an object is the `nth` store.
     pub(super) fn plain_target(
         &self,
-        nth: usize,
+        nth: NthStore,
         file: &Path,
         cancel: &Cancel,
     ) -> Result<PlainTarget> {
@@ -362,7 +387,7 @@ impl AccessArgs {
                 path.display()
             )));
         }
-        self.context_with(1, cancel, |options, handle| {
+        self.context_with(NthStore::ONLY, cancel, |options, handle| {
             let options = if is_local.is_some() { &[] } else { options };
             store::open(folder, options, handle)
         })
@@ -376,17 +401,6 @@ fn folder_and_name(url: &str) -> (&str, &str) {
         Some((above, name)) if !above.ends_with('/') => (above, name),
         _ => (url, ""),
     }
-}
-
-/// `KEY=VALUE` of an option for all stores, or for the `nth` (`2:KEY=VALUE`); `None` if it is for another
-/// store.
-fn option_for(line: &str, nth: usize) -> Option<String> {
-    if let Some((number, option)) = line.split_once(':')
-        && let Ok(number) = number.parse::<usize>()
-    {
-        return (number == nth).then(|| option.to_owned());
-    }
-    Some(line.to_owned())
 }
 
 /// Parses options of a store: values of a flag, each one or more lines `KEY=VALUE`.

@@ -558,29 +558,38 @@ fn a_folder_of_variables_is_as_good_as_the_environment() {
 }
 
 #[test]
-fn one_of_several_stores_has_settings_of_its_own() {
+fn each_of_several_stores_has_its_secret() {
     let rt = runtime();
     let minio = Minio::start();
     rt.block_on(minio.create_bucket("several"));
     fill(&store::open("s3://several/p", &credentials(&minio), rt.handle().clone()).unwrap());
     let folder = scratch::folder().unwrap();
     let restored = folder.path().join("restored.db");
-    let mut c = deltafold();
-    c.args(["restore", "--output", "json", "--to-snapshot"])
-        .arg(&restored);
-    c.args(["--store", "s3://several/p", "--store", "s3://several/p"]);
-    for (key, value) in credentials(&minio) {
-        let nth = if key == "endpoint" { "2:" } else { "" };
-        c.args(["--store-option", &format!("{nth}{key}={value}")]);
-    }
-    c.args(["--store-option", "1:endpoint=http://127.0.0.1:9"]);
-    let (code, result, stderr) = run_json(&mut c);
+    let right = Mounted::new(&secret(&minio, minio.secret_key()));
+    let wrong = Mounted::new(&secret(&minio, "another"));
+    let restore = |secrets: &[&Mounted]| {
+        let mut c = deltafold();
+        c.args(["restore", "--output", "json", "--to-snapshot"])
+            .arg(&restored);
+        c.args(["--store", "s3://several/p", "--store", "s3://several/p"]);
+        for secret in secrets {
+            c.args(["--store-secret", secret.path()]);
+        }
+        run_json(&mut c)
+    };
+    let (code, result, stderr) = restore(&[&wrong, &right]);
     assert_eq!(
         (code, result["revision"].as_i64()),
         (0, Some(LAST)),
         "{stderr}"
     );
+    assert_eq!(
+        result["candidates"][0]["reason"], "PermissionDenied",
+        "{result}"
+    );
     assert!(restored.exists());
+    let (code, result, _) = restore(&[&right, &right, &right]);
+    assert_eq!((code, &result["reason"]), (64, &"Usage".into()), "{result}");
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Several backups at once: the one with the highest revision is restored, unreadable ones are skipped and
-//! named, and none is chosen if their histories disagree.
+//! named.
 
 use crate::support::made_backups::{
     BASE, Bucket, FIXTURE, LAST, fixture_events, revision as event_revision,
 };
-use crate::support::member::{assert_whole, files, flip};
+use crate::support::member::{assert_whole, flip};
 use crate::support::scratch;
 use crate::support::{deltafold, expected, run_json, without_servers};
 use serde_json::Value;
@@ -63,7 +63,7 @@ fn chooses(stores: &[&Path], args: &[&str], revision: i64, wanted: &[(&str, &str
     let got: Vec<_> = got.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
     assert_eq!(got, wanted, "{stderr}");
     assert_whole(&data, None, hash_at(revision), &stderr);
-    // A dry run reads no delta to its end unless it must compare.
+    // A dry run reads no delta to its end.
     told(&dry, stores);
     json
 }
@@ -148,9 +148,7 @@ fn the_farthest_wins_and_the_first_of_equals() {
         LAST,
         &[CHOSEN, NOT_CHOSEN, NOT_CHOSEN],
     );
-    // One is a copy of the other.
-    let json = chooses(&[long, copy], &[], LAST, &[CHOSEN, NOT_CHOSEN]);
-    assert_eq!(json["warnings"], serde_json::json!([]));
+    chooses(&[long, copy], &[], LAST, &[CHOSEN, NOT_CHOSEN]);
     chooses(&[copy, long], &[], LAST, &[CHOSEN, NOT_CHOSEN]);
     chooses(&[short], &[], 1499, &[CHOSEN]);
 }
@@ -160,7 +158,6 @@ fn one_that_holds_only_the_end_wins_over_one_that_ends_before() {
     let (short, compacted) = (short(), compacted());
     let stores = [short.path(), compacted.path()];
     chooses(&stores, &[], LAST, &[NOT_CHOSEN, CHOSEN]);
-    // Without history there is no common revision to compare at.
     let bare = long();
     bare.compact(&["--keep-history", "latest"]);
     for name in bare.names() {
@@ -175,11 +172,6 @@ fn one_that_holds_only_the_end_wins_over_one_that_ends_before() {
     assert_eq!(json["restored_revision"], LAST, "{json:#}");
     let fates = told(&json, &[short.path(), bare.path()]);
     assert_eq!(fates[0].0, "NotChosen", "{fates:?}");
-    let warnings = json["warnings"].to_string();
-    assert!(
-        warnings.contains(short.path().to_str().unwrap()),
-        "{warnings}"
-    );
     let last = expected(FIXTURE).compacted_at_last_revision;
     assert_whole(&data, None, last.hash, "compacted");
 }
@@ -236,14 +228,6 @@ fn one_that_fails_only_while_it_is_folded() {
         let json = chooses(&stores, &[], 1499, &wanted);
         let message = json["candidates"][0]["message"].as_str().unwrap();
         assert!(message.contains(part), "{message}");
-        // Then the others are compared with each other.
-        let foreign = Bucket::with_base();
-        foreign.altered_delta(BASE + 1, 1400, 6);
-        let stores = [damaged.path(), short.path(), foreign.path()];
-        let message = refuses(&stores, &[], 65, "HistoryMismatch");
-        let names = [short.path(), foreign.path()].map(|p| p.to_str().unwrap());
-        // The damaged one still holds what came before the damage, which contradicts the others, too.
-        assert!(message.contains(names[1]), "{message}");
         refuses(&[damaged.path()], &[], 65, "CorruptSnapshot");
     }
 }
@@ -264,44 +248,6 @@ fn one_whose_newest_is_damaged() {
         1499,
         &[CHOSEN, NOT_CHOSEN],
     );
-}
-
-#[test]
-fn histories_that_disagree_are_named_and_none_is_chosen() {
-    let long = long();
-    let other = Bucket::with_base();
-    other.altered_delta(BASE + 1, 1499, 6);
-    for stores in [[long.path(), other.path()], [other.path(), long.path()]] {
-        let message = refuses(&stores, &[], 65, "HistoryMismatch");
-        for store in stores {
-            assert!(message.contains(store.to_str().unwrap()), "{message}");
-        }
-        assert!(message.contains("1499"), "{message}");
-        let folder = scratch::folder().unwrap();
-        let file = folder.path().join("plain.db");
-        let mut c = deltafold();
-        c.args(["restore", "--output", "json", "--to-snapshot"])
-            .arg(&file);
-        stores.iter().for_each(|s| {
-            c.arg("--store").arg(s);
-        });
-        let (code, json, stderr) = run_json(&mut c);
-        assert_eq!(
-            (code, &json["reason"]),
-            (65, &"HistoryMismatch".into()),
-            "{stderr}"
-        );
-        assert!(files(folder.path()).is_empty());
-    }
-    // Before the fork they agree.
-    let at = ["--revision", &BASE.to_string()];
-    let (code, json, stderr) = from(
-        &[other.path(), long.path()],
-        &scratch::folder().unwrap().path().join("data"),
-        &at,
-    );
-    assert_eq!(code, 0, "{stderr}");
-    assert_eq!(json["restored_revision"], BASE);
 }
 
 #[test]

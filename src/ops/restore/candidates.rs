@@ -1,6 +1,6 @@
 //! The choice between several backups: the one that leads to the highest revision and can be read.
 //!
-//! Ranking is a pure function of revisions; opening and comparing the backups is not. Writes nothing.
+//! Ranking is a pure function of revisions; opening the backups is not. Writes nothing.
 
 use super::NamedBackup;
 use crate::base::opt::TIMELINE;
@@ -113,14 +113,6 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Returns the revision that this candidate leads to, and the names and sizes of its snapshots.
-    fn objects(&self) -> Option<(Revision, Vec<(String, u64)>)> {
-        let source = &self.opened.as_ref().ok()?.source;
-        let snapshots = source.base_snapshot().into_iter().chain(source.deltas());
-        let objects = snapshots.map(|s| (s.name.to_string(), s.bytes)).collect();
-        Some((source.revision, objects))
-    }
-
     /// Opens this candidate's chain to `revision` on the timeline that it is ranked by.
     pub(super) fn source_at(&self, revision: Revision) -> Result<State> {
         let opened = self.opened.as_ref().map_err(Error::again)?;
@@ -157,24 +149,6 @@ fn wall_by_names(ctx: &Context, request: &StateRequest) -> Option<i64> {
     timeline.wall.as_ref().map(|wall| wall.second)
 }
 
-/// Returns the HashKV of two candidates at a revision, both compacted at the higher of their compacted
-/// revisions.
-fn hashes_at(
-    one: &Candidate<'_>,
-    two: &Candidate<'_>,
-    at: Revision,
-) -> (Result<HashKv>, Result<HashKv>) {
-    let (ours, theirs) = (one.source_at(at), two.source_at(at));
-    let sources = [&ours, &theirs].into_iter().flatten();
-    let compact = sources
-        .map(|s| s.base.compact_revision)
-        .max()
-        .unwrap_or(Revision::NONE);
-    let hash =
-        |candidate: &Candidate<'_>, source: Result<State>| candidate.hash(&source?, compact, false);
-    (hash(one, ours), hash(two, theirs))
-}
-
 /// Returns whether a failure is the candidate's own, so that another may be restored instead.
 pub(super) fn is_candidate_failure(e: &Error) -> bool {
     let is_its_own = !matches!(
@@ -199,8 +173,6 @@ pub(super) fn rank(revisions: &[Option<Revision>]) -> Vec<usize> {
 pub(super) struct Candidates<'a> {
     pub(super) all: Vec<Candidate<'a>>,
     pub(super) outcomes: Vec<CandidateFate>,
-    /// The candidate that the others were compared with.
-    compared_with: Option<usize>,
 }
 
 impl<'a> Candidates<'a> {
@@ -215,11 +187,7 @@ impl<'a> Candidates<'a> {
             .map(|b| Candidate::open(b, request))
             .collect();
         let outcomes = all.iter().map(Candidate::outcome).collect();
-        let mut candidates = Candidates {
-            all,
-            outcomes,
-            compared_with: None,
-        };
+        let mut candidates = Candidates { all, outcomes };
         for i in 0..candidates.all.len() {
             let failed = candidates.all[i].opened.as_ref().err().map(Error::again);
             match failed {
@@ -299,80 +267,6 @@ impl<'a> Candidates<'a> {
                 messages.join("; ")
             )),
             None => Reason::NoSnapshots.error("there is no candidate to restore from"),
-        }
-    }
-
-    /// Compares the best candidate's history with that of each other one: at a revision that both hold,
-    /// they must agree. Excludes a candidate that cannot be read up to its own end.
-    ///
-    /// Returns a warning for each candidate that could not be compared because the best one cannot be read at
-    /// that revision: it may begin later, or be damaged there. It stays the best one.
-    ///
-    /// # Errors
-    /// Fails with `HistoryMismatch` if two candidates hold different histories.
-    pub(super) fn compare(&mut self) -> Result<Vec<String>> {
-        let mut warnings = Vec::new();
-        let ranked = self.ranked();
-        let Some((&first, others)) = ranked.split_first() else {
-            return Ok(warnings);
-        };
-        if self.compared_with == Some(first) {
-            return Ok(warnings);
-        }
-        for &other in others {
-            // The best candidate leads at least as far as the other.
-            let at = self.revision(other);
-            if self.is_copy(first, other) {
-                continue;
-            }
-            tracing::info!(
-                revision = at.0,
-                "comparing {} with {}",
-                self.outcomes[first].store,
-                self.outcomes[other].store
-            );
-            let (one, two) = (&self.all[first], &self.all[other]);
-            let (ours, theirs) = hashes_at(one, two, at);
-            let theirs = match theirs {
-                Err(e) if is_candidate_failure(&e) => {
-                    self.exclude(other, &e);
-                    continue;
-                }
-                theirs => theirs?,
-            };
-            let ours = match ours {
-                Err(e) if is_candidate_failure(&e) => {
-                    warnings.push(format!(
-                        "{} and {} could not be compared at revision {at}: {e}",
-                        self.outcomes[first].store, self.outcomes[other].store
-                    ));
-                    continue;
-                }
-                ours => ours?,
-            };
-            // Record counts are not compared: depending on etcd's version, a base holds a tombstone at
-            // exactly the compacted revision or not.
-            if (ours.hash, ours.live_keys) != (theirs.hash, theirs.live_keys) {
-                return Err(Reason::HistoryMismatch.error(format!(
-                    "{} and {} hold different histories: at revision {at} their HashKV is {} and {}. Name only the backup to restore from",
-                    self.outcomes[first].store, self.outcomes[other].store, ours.hash, theirs.hash
-                )));
-            }
-        }
-        self.compared_with = Some(first);
-        Ok(warnings)
-    }
-
-    fn revision(&self, i: usize) -> Revision {
-        self.outcomes[i].revision.unwrap_or_default()
-    }
-
-    /// Returns whether two candidates reach the same revision by objects of the same names and sizes. A
-    /// name holds its creation time, so one is a copy of the other.
-    fn is_copy(&self, a: usize, b: usize) -> bool {
-        match (self.all[a].objects(), self.all[b].objects()) {
-            (Some(a), Some(b)) => a == b && !a.1.is_empty(),
-            _ => false,
         }
     }
 }

@@ -184,21 +184,14 @@ impl Restoration<'_> {
         is_only_member: bool,
         candidates: &mut Candidates<'_>,
     ) -> Result<Decision> {
-        let failure = match candidates.compare() {
-            Ok(warnings) => {
-                warnings.into_iter().for_each(|w| self.clock.warn(w));
-                for i in candidates.ranked() {
-                    match inspection.compare(&candidates.all[i], is_only_member, &self.cancel) {
-                        Ok(decision) => return Ok(decision),
-                        Err(e) if is_candidate_failure(&e) => candidates.exclude(i, &e),
-                        Err(e) => return Err(e),
-                    }
-                }
-                candidates.none_left(None)
+        for i in candidates.ranked() {
+            match inspection.compare(&candidates.all[i], is_only_member, &self.cancel) {
+                Ok(decision) => return Ok(decision),
+                Err(e) if is_candidate_failure(&e) => candidates.exclude(i, &e),
+                Err(e) => return Err(e),
             }
-            Err(e) if is_candidate_failure(&e) => e,
-            Err(e) => return Err(e),
-        };
+        }
+        let failure = candidates.none_left(None);
         // A sound member must start even if no backup can be reached.
         self.clock.warn(format!(
             "the member could not be compared with a backup: {failure}"

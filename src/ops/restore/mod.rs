@@ -243,10 +243,6 @@ impl Restoration<'_> {
     ) -> Result<(Restored, bool)> {
         let mut first_failure = None;
         loop {
-            // Excluding a candidate changes which one ranks first: compare again.
-            for warning in candidates.compare()? {
-                self.clock.warn(warning);
-            }
             let Some(&i) = candidates.ranked().first() else {
                 return Err(candidates.none_left(first_failure));
             };
