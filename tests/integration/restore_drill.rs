@@ -56,22 +56,6 @@ fn a_real_etcd_holds_what_is_folded() {
     }
 }
 
-/// Another user can put a link into the temporary directory that looks like the directory of a killed drill.
-#[test]
-fn a_drill_follows_no_link_of_another_user() {
-    let temp = scratch::folder().unwrap();
-    let theirs = temp.path().join("theirs");
-    fs::create_dir(&theirs).unwrap();
-    fs::write(theirs.join("lock"), "").unwrap();
-    let link = temp.path().join("deltafold-drill-link");
-    std::os::unix::fs::symlink(&theirs, &link).unwrap();
-    let etcd = tools::etcd(EtcdVersion::V3_6);
-    let (code, json) = drill(copy_fixture(FIXTURE).path(), &etcd, temp.path(), &[]);
-    assert_eq!(code, 0, "{json:#}");
-    assert!(fs::symlink_metadata(&link).is_ok(), "the link is gone");
-    assert!(theirs.join("lock").exists());
-}
-
 #[test]
 fn each_timeline_has_its_drill() {
     let temp = scratch::folder().unwrap();
@@ -403,10 +387,6 @@ fn a_signal_leaves_no_etcd_behind() {
                 assert!(is_empty(temp.path()), "{kind} {signal:?}");
             }
             wait_until("no etcd is left", || !anybody_uses(temp.path()));
-            // The next run removes what a killed run could not.
-            let (code, json) = drill(store.path(), &etcd, temp.path(), &[]);
-            assert_eq!(code, 0, "{json:#}");
-            assert!(is_empty(temp.path()), "{kind} {signal:?}");
         }
     }
 }

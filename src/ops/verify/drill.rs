@@ -1,8 +1,8 @@
 //! A restore drill: restores a state into a temporary directory and starts a real etcd on it.
 //!
 //! The steps: restore; start etcd; wait for its health; compare its HashKV with that of the restored state; write a
-//! key; stop etcd. Neither the etcd nor the directory outlives the drill, even if a signal ends the process. The drill
-//! does not choose the state.
+//! key; stop etcd. Neither the etcd nor the directory outlives the drill if a signal ends the process; after SIGKILL the
+//! directory stays. The drill does not choose the state.
 
 use crate::backup::timeline::MAIN;
 use crate::base::opt::{ETCD_BINARY, PASSWORD, TEMP_DIR, USER};
@@ -15,24 +15,18 @@ use crate::ops::options::Point;
 use crate::ops::report::{Report, ReportBuilder};
 use crate::ops::restore::{self, BackupLocation, Membership};
 use crate::prefix::Context;
-use rustix::fs::FlockOperation;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Signal};
 use serde::Serialize;
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The beginning of the names of drills' directories. A drill removes the directories of killed drills.
-const FOLDER_PREFIX: &str = "deltafold-drill-";
-/// The file in a drill's directory that is locked while the drill runs.
-const LOCK: &str = "lock";
 /// The member's name.
 const NAME: &str = "drill";
 /// The member's peer URL. Nobody listens there, because a single member has no peers.
@@ -90,7 +84,6 @@ pub struct Drilled {
 /// # Errors
 /// Fails with `Usage` if it is not.
 pub fn check_program(etcd: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
     let wrong = |why: &str| {
         let message = format!("{ETCD_BINARY} {}: {why}", etcd.display());
         Err(Reason::Usage.error(message))
@@ -117,8 +110,7 @@ pub fn run(
 ) -> Result<Report<Drilled>> {
     let ctx = backup.context();
     let mut clock = ReportBuilder::start();
-    remove_leftovers(&ctx.temp_dir);
-    let folder = DrillFolder::new(&ctx.temp_dir)?;
+    let folder = make_folder(&ctx.temp_dir)?;
     let mut outcome = Drilled {
         timeline: timeline.unwrap_or(MAIN).to_owned(),
         revision,
@@ -134,7 +126,7 @@ pub fn run(
         options,
         timeline,
         revision,
-        folder: folder.0.path(),
+        folder: folder.path(),
     };
     match drill.run(&mut outcome, &mut clock) {
         Ok(()) => {
@@ -246,10 +238,7 @@ impl Drill<'_> {
             ))
         })?;
         tracing::info!(pid = child.id(), "started an etcd for the drill");
-        Ok(RunningEtcd {
-            child: Some(child),
-            log,
-        })
+        Ok(RunningEtcd { child, log })
     }
 
     /// Waits until etcd is healthy.
@@ -262,7 +251,7 @@ impl Drill<'_> {
         let mut last_problem = "it does not listen".to_owned();
         loop {
             store.cancel().check()?;
-            if etcd.has_ended()? {
+            if etcd.exit_status()?.is_some() {
                 return Err(failed("etcd ended before it was healthy"));
             }
             if UnixStream::connect(&socket).is_ok() {
@@ -427,15 +416,14 @@ fn kill_with_parent(_: &mut Command) {}
 
 /// A running etcd. It is ended when this is dropped.
 struct RunningEtcd {
-    child: Option<Child>,
+    child: Child,
     log: PathBuf,
 }
 
 impl RunningEtcd {
-    /// Whether the process has ended. It is not reaped, so no other process gets its ID.
-    fn has_ended(&self) -> Result<bool> {
-        let ended = self.child.as_ref().map_or(Ok(true), has_ended);
-        ended.map_err(|e| Error::io("check the drill's etcd", e.into()))
+    fn exit_status(&mut self) -> Result<Option<ExitStatus>> {
+        let status = self.child.try_wait();
+        status.map_err(|e| Error::io("check the drill's etcd", e))
     }
 
     /// Returns the end of etcd's log.
@@ -452,14 +440,7 @@ impl RunningEtcd {
         if e.reason() != Reason::DrillFailed {
             return e;
         }
-        let child = match self.has_ended() {
-            Ok(true) => self.child.take(),
-            _ => None,
-        };
-        let status = child.and_then(|mut child| {
-            signal(&child, Signal::KILL);
-            child.wait().ok()
-        });
+        let status = self.exit_status().ok().flatten();
         let status = status.map_or_else(String::new, |status| format!(" ({status})"));
         let log = match self.log() {
             log if log.trim().is_empty() => "; it logged nothing".to_owned(),
@@ -467,104 +448,46 @@ impl RunningEtcd {
         };
         e.reason().error(format!("{e}{status}{log}"))
     }
-}
 
-/// Whether a child process has ended, without reaping it.
-fn has_ended(child: &Child) -> rustix::io::Result<bool> {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let ended = rustix::process::waitid(WaitId::Pid(Pid::from_child(child)), options)?;
-    Ok(ended.is_some())
-}
-
-/// Sends a signal to a child process and to its children. The process must not be reaped yet, or its group's
-/// ID could be another's.
-fn signal(child: &Child, signal: Signal) {
-    // The process may have ended already.
-    let _ = rustix::process::kill_process_group(Pid::from_child(child), signal);
+    /// Sends a signal to etcd and to its children.
+    fn signal(&self, signal: Signal) {
+        // The processes may have ended already.
+        let _ = rustix::process::kill_process_group(Pid::from_child(&self.child), signal);
+    }
 }
 
 impl Drop for RunningEtcd {
     fn drop(&mut self) {
-        let Some(mut child) = self.child.take() else {
-            return;
-        };
-        signal(&child, Signal::TERM);
+        self.signal(Signal::TERM);
         let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
-        while has_ended(&child) == Ok(false) && Instant::now() < deadline {
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(TICK);
         }
-        signal(&child, Signal::KILL);
+        self.signal(Signal::KILL);
         // Returns soon, because the process was killed.
-        let _ = child.wait();
+        let _ = self.child.wait();
     }
 }
 
-/// A drill's directory, and its lock, which is held while the drill runs.
-struct DrillFolder(
-    TempDir,
-    #[expect(dead_code, reason = "held until it is dropped")] File,
-);
-
-impl DrillFolder {
-    fn new(temp_dir: &Path) -> Result<DrillFolder> {
-        let failed = |e| {
+/// Makes the directory of a drill, which no other user can read: it holds a whole database.
+fn make_folder(temp_dir: &Path) -> Result<TempDir> {
+    let folder = tempfile::Builder::new()
+        .prefix("deltafold-drill-")
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir_in(temp_dir)
+        .map_err(|e| {
             let what = format!(
                 "create a folder in the temporary directory {} (choose another with {TEMP_DIR})",
                 temp_dir.display()
             );
             Error::io(what, e)
-        };
-        let folder = tempfile::Builder::new()
-            .prefix(FOLDER_PREFIX)
-            // The directory holds a whole database: no other user may read it.
-            .permissions(Permissions::from_mode(0o700))
-            .tempdir_in(temp_dir)
-            .map_err(failed)?;
-        let socket = folder.path().join(SOCKET);
-        if socket.as_os_str().as_bytes().len() > LONGEST_SOCKET_PATH {
-            return Err(Reason::Configuration.error(format!(
-                "{} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path: choose a shorter {TEMP_DIR} for the drill",
-                socket.display()
-            )));
-        }
-        // The lock gets its name only after it is held: otherwise another drill could take the new directory
-        // for one of a killed drill, and remove it.
-        let new_lock = folder.path().join("lock.new");
-        let lock = File::create(&new_lock).map_err(failed)?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|e| failed(e.into()))?;
-        std::fs::rename(new_lock, folder.path().join(LOCK)).map_err(failed)?;
-        Ok(DrillFolder(folder, lock))
+        })?;
+    let socket = folder.path().join(SOCKET);
+    if socket.as_os_str().len() > LONGEST_SOCKET_PATH {
+        return Err(Reason::Configuration.error(format!(
+            "{} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path: choose a shorter {TEMP_DIR} for the drill",
+            socket.display()
+        )));
     }
-}
-
-/// Removes the directories of this user's killed drills.
-fn remove_leftovers(temp_dir: &Path) {
-    let us = rustix::process::geteuid().as_raw();
-    let entries = std::fs::read_dir(temp_dir).into_iter().flatten().flatten();
-    for entry in entries {
-        let name = entry.file_name();
-        if !name.to_str().is_some_and(|n| n.starts_with(FOLDER_PREFIX)) {
-            continue;
-        }
-        // Other users may put links and directories there.
-        let is_ours = entry.metadata().is_ok_and(|m| m.is_dir() && m.uid() == us);
-        if !is_ours {
-            continue;
-        }
-        // A directory without a lock is being created by another drill.
-        let Ok(lock) = File::open(entry.path().join(LOCK)) else {
-            continue;
-        };
-        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let path = entry.path();
-            match std::fs::remove_dir_all(&path) {
-                Ok(()) => {
-                    tracing::info!(path = %path.display(), "removed the directory of a killed drill")
-                }
-                Err(e) => {
-                    tracing::warn!(path = %path.display(), "cannot remove the directory of a killed drill: {e}")
-                }
-            }
-        }
-    }
+    Ok(folder)
 }
