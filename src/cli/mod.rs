@@ -253,9 +253,6 @@ pub fn main() -> ExitCode {
     if cli.global.quiet {
         progress::hide();
     }
-    for warning in variable_slips() {
-        tracing::warn!("{warning}");
-    }
     // The panic hook has already written the panic's message to standard error.
     let ended = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli, output)))
         .unwrap_or_else(|_| Err(Error::internal("the command panicked")));
@@ -280,11 +277,6 @@ pub fn main() -> ExitCode {
         );
     }
     fail(&e, output, format == LogFormat::Text)
-}
-
-/// Warnings for the variables of the environment whose name is nearly that of a flag's variable.
-fn variable_slips() -> Vec<String> {
-    advice::slips(&command(), std::env::vars_os().map(|(name, _)| name))
 }
 
 /// Writes the termination message of a command that failed before logging was set up.

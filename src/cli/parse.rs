@@ -34,7 +34,7 @@ pub(super) fn parse(args: &[OsString]) -> Result<(Cli, String), clap::Error> {
     }
     match command.try_get_matches_from_mut(args) {
         Ok(matches) => Ok((Cli::from_arg_matches(&matches)?, name_of(&matches))),
-        Err(e) => Err(advice::explain(e, &mut command, args)),
+        Err(e) => Err(advice::explain(e, args)),
     }
 }
 

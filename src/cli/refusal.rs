@@ -4,11 +4,10 @@
 
 use super::print::Failure;
 use super::termination::Termination;
-use super::{command, end_without_log, help, print_json, variable_slips};
+use super::{command, end_without_log, help, print_json};
 use crate::error::Reason;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use std::ffi::OsString;
-use std::io::Write;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,13 +27,13 @@ pub(super) fn refuse(e: &clap::Error, args: &[OsString], started: Instant) -> Ex
         }
         _ => {
             let _ = e.print();
-            for warning in variable_slips() {
-                let _ = writeln!(std::io::stderr(), "warning: {warning}");
-            }
             let file = value_of(args, &["--termination-log"], "DELTAFOLD_TERMINATION_LOG");
             let file = file.filter(|f| !f.is_empty()).map(PathBuf::from);
             let termination = Termination::begin(file, command_name(args), started);
-            end_without_log(&termination, &Reason::Usage.error(without_values(e)));
+            // A given value may be a secret, and more people can read a Pod's status than its log.
+            let problem = e.kind().as_str().unwrap_or("it cannot be parsed");
+            let message = format!("the command line: {problem}; the log has the details");
+            end_without_log(&termination, &Reason::Usage.error(message));
             if wants_json(args) {
                 let _ = print_json(&Failure::new(Reason::Usage, one_line(e)));
             }
@@ -53,27 +52,6 @@ fn one_line(e: &clap::Error) -> String {
     let words: Vec<&str> = message.split_whitespace().collect();
     let line = words.join(" ");
     line.trim_start_matches("error: ").to_owned()
-}
-
-/// The reason for a refusal without the given values: a value may be a secret, and more people can read a
-/// Pod's status than its log.
-fn without_values(e: &clap::Error) -> String {
-    let problem = e.kind().as_str().unwrap_or("it cannot be parsed");
-    let flags = match e.get(ContextKind::InvalidArg) {
-        // An unknown flag may be a value in the wrong place.
-        _ if e.kind() == ErrorKind::UnknownArgument => Vec::new(),
-        Some(ContextValue::String(flag)) => vec![flag.as_str()],
-        Some(ContextValue::Strings(flags)) => flags.iter().map(String::as_str).collect(),
-        _ => Vec::new(),
-    };
-    // clap writes `--level <LEVEL>`.
-    let flags = flags.iter().filter_map(|f| f.split([' ', '=']).next());
-    let flags: Vec<&str> = flags.filter(|f| f.starts_with("--")).collect();
-    if flags.is_empty() {
-        format!("the command line: {problem}; the log has the details")
-    } else {
-        format!("{}: {problem}; the log has the details", flags.join(", "))
-    }
 }
 
 /// The command's name, such as `snapshot full`, if the command line begins with it.

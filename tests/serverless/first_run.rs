@@ -134,35 +134,6 @@ fn get_tells_of_prefixes() {
     assert!(!nothing.contains("--prefix /nothing"), "{nothing}");
 }
 
-#[test]
-fn a_number_that_is_none_is_told_by_an_example() {
-    for (args, flag) in [
-        (
-            ["compact", "--store", "s3://b/p", "--revision"],
-            "--revision",
-        ),
-        (["list", "--store", "s3://b/p", "--threads"], "--threads"),
-        (
-            ["gc", "--store", "s3://b/p", "--keep-daily"],
-            "--keep-daily",
-        ),
-    ] {
-        for (value, expected) in [
-            ("abc", format!("give a whole number, such as {flag} ")),
-            ("", format!("give a whole number, such as {flag} ")),
-            ("99999999999999999999", "the number is too large".to_owned()),
-        ] {
-            let given = format!("{flag}={value}");
-            let mut command = run(&args[..3]);
-            let (message, stderr) = refused(command.arg(&given), 64, "Usage");
-            assert_has(&message, &[flag, value, &expected]);
-            assert!(!message.contains("digit"), "{message}");
-            let usage = format!("Usage: deltafold {} ", args[0]);
-            assert_has(&stderr, &[&usage]);
-        }
-    }
-}
-
 /// None of these flags would have an effect: nobody must believe in a rule that does not hold.
 #[test]
 fn a_flag_without_effect_is_refused_but_its_variable_is_not() {
@@ -266,25 +237,6 @@ fn a_flag_without_effect_is_refused_but_its_variable_is_not() {
             let _ = std::fs::remove_dir_all(made);
         }
     }
-}
-
-#[test]
-fn a_slip_in_a_variable_is_shown_also_if_its_flag_is_missing() {
-    let store = copy_fixture("kubernetes");
-    let meant = "DELTAFOLD_STROE is set, but no flag has it: did you mean DELTAFOLD_STORE?";
-    let slip = |args: &[&str]| {
-        let mut command = run(args);
-        command.env("DELTAFOLD_STROE", "s3://secret-bucket/p");
-        command
-    };
-    let (_, stderr) = refused(&mut slip(&["list"]), 64, "Usage");
-    assert_has(&stderr, &[meant]);
-    let listed = slip(&["list", "--store"]).arg(store.path()).output();
-    let listed = listed.unwrap();
-    assert!(listed.status.success());
-    let stderr = String::from_utf8_lossy(&listed.stderr);
-    assert_has(&stderr, &[meant]);
-    assert!(!stderr.contains("secret-bucket"), "{stderr}");
 }
 
 #[test]
