@@ -10,7 +10,7 @@
 mod generate;
 mod process_memory;
 
-use deltafold::backup::{SnapshotName, codec, frame};
+use deltafold::backup::{Compression, SnapshotName, codec, frame};
 use generate::Shape;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -53,8 +53,8 @@ fn main() -> Result<()> {
         }
     }
     if is_selected("copy-memory") {
-        println!("\n| bucket | compressed into | at once | copy | peak anonymous memory | limit |");
-        println!("|---|---|---|---|---|---|");
+        println!("\n| bucket | at once | copy | peak anonymous memory | limit |");
+        println!("|---|---|---|---|---|");
         copy_memory(&data, &generate::INSERT)?;
         copy_memory(&data, &generate::LONG)?;
     }
@@ -79,13 +79,7 @@ fn snapshots(backup: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Copies a backup. Returns the seconds, and the peak of anonymous memory if `watch_memory` is set.
-fn copy(
-    from: &Path,
-    to: &Path,
-    threads: usize,
-    args: &[&str],
-    watch_memory: bool,
-) -> Result<(f64, u64)> {
+fn copy(from: &Path, to: &Path, threads: usize, watch_memory: bool) -> Result<(f64, u64)> {
     let threads = threads.to_string();
     let started = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_deltafold"))
@@ -94,7 +88,6 @@ fn copy(
         .arg(from)
         .arg("--to")
         .arg(to)
-        .args(args)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
@@ -191,8 +184,19 @@ fn uncompressed(data: &Path, shape: &Shape) -> Result<PathBuf> {
     let backup = data.join(shape.name);
     let uncompressed = data.join(format!("{}-none", shape.name));
     fs::create_dir_all(&uncompressed)?;
-    let args = ["--compression", "none"];
-    copy(&backup, &uncompressed, 2, &args, false)?;
+    for path in snapshots(&backup)? {
+        let file = path.file_name().ok_or("the path has no file name")?;
+        let name = file.to_string_lossy().parse::<SnapshotName>();
+        let name = name.map_err(|_| "the file is not named like a snapshot")?;
+        let plain = SnapshotName {
+            compression: Compression::None,
+            ..name.clone()
+        };
+        let target = uncompressed.join("v2").join(plain.to_string());
+        fs::create_dir_all(uncompressed.join("v2"))?;
+        let mut packed = codec::decoder(name.compression, File::open(&path)?)?;
+        std::io::copy(&mut packed, &mut File::create(target)?)?;
+    }
     Ok(uncompressed)
 }
 
@@ -217,7 +221,7 @@ fn compare(data: &Path, shape: &Shape, measured: Measured) -> Result<()> {
                         let floor_seconds = floor(&snapshots, Some(&target), threads)?;
                         fs::remove_dir_all(&target)?;
                         fs::create_dir_all(&target)?;
-                        let (seconds, _) = copy(backup, &target, threads, &[], false)?;
+                        let (seconds, _) = copy(backup, &target, threads, false)?;
                         fs::remove_dir_all(&target)?;
                         (floor_seconds, seconds)
                     }
@@ -247,19 +251,16 @@ fn copy_memory(data: &Path, shape: &Shape) -> Result<()> {
     let backup = data.join(shape.name);
     generate::backup(&backup, shape)?;
     let target = data.join("target");
-    for compression in ["same", "zstd"] {
-        for threads in [1, 2, 8] {
-            fs::create_dir_all(&target)?;
-            let args = ["--compression", compression];
-            let (seconds, peak) = copy(&backup, &target, threads, &args, true)?;
-            println!(
-                "| {} | {compression} | {threads} | {seconds:.2} s | {} MiB | {} MiB |",
-                shape.name,
-                peak / MIB,
-                16 + 32 * threads
-            );
-            fs::remove_dir_all(&target)?;
-        }
+    for threads in [1, 2, 8] {
+        fs::create_dir_all(&target)?;
+        let (seconds, peak) = copy(&backup, &target, threads, true)?;
+        println!(
+            "| {} | {threads} | {seconds:.2} s | {} MiB | {} MiB |",
+            shape.name,
+            peak / MIB,
+            16 + 32 * threads
+        );
+        fs::remove_dir_all(&target)?;
     }
     Ok(())
 }

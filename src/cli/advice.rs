@@ -114,6 +114,9 @@ fn tip(e: &clap::Error, words: &[&str]) -> Option<&'static str> {
         "get" if is_missing && lacks("<OBJECT|KEY>...") => Some(
             "name an object, such as `deltafold get configmap/default/settings`, or give a key; for all keys below one give --prefix, such as --prefix /registry/configmaps/",
         ),
+        "copy" if e.kind() == ErrorKind::UnknownArgument && lacks("--compression") => Some(
+            "copies are as their source; `deltafold compact --compression gzip` writes a new full that other programs read",
+        ),
         "apply" if e.kind() == ErrorKind::UnknownArgument => Some(
             "objects of Kubernetes, by name, namespace or labels, come back through the API server: `deltafold recover`",
         ),

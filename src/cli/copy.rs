@@ -8,12 +8,11 @@ use super::metrics::MetricsArgs;
 use super::render::{Blocks, Render};
 use super::store_access::NthStore;
 use super::{AccessArgs, Ended, Output, parse_options, print_report, size};
-use crate::backup::codec::CompressionChoice;
 use crate::base::flag_values::yes_or_no;
 use crate::base::plural::count;
 use crate::base::{Cancel, duration};
 use crate::error::{Error, Reason, Result};
-use crate::ops::copy::plan::{CopyLimits, Encryption, Form, Selection};
+use crate::ops::copy::plan::{CopyLimits, Encryption, Selection};
 use crate::ops::copy::{
     CopiedBackup, CopiedObject, CopyStatus, Options, WaitForFinal, follow, run,
 };
@@ -29,7 +28,7 @@ use std::time::Duration;
 /// Copy backups from one store to another, once or continuously
 ///
 /// A backup is a full snapshot with the deltas after it. Snapshots keep their place (layout v1 or v2). They
-/// keep their name and bytes, too, unless --compression, --age-recipient or --decrypt is given. Each snapshot
+/// keep their name and bytes, too, unless --age-recipient or --decrypt is given. Each snapshot
 /// is checked against the SHA-256 inside it, and completely uploaded, before it gets its name. A delta appears
 /// in the target only after the snapshots before it. Nothing in the target is overwritten or deleted. A new run
 /// copies what is missing.
@@ -122,9 +121,6 @@ pub(super) struct CopyArgs {
     /// With --wait-for-final or --follow: list the source this often
     #[arg(long, requires = "repeats", value_name = "DURATION", default_value = "60s", value_parser = duration::parse_above_zero)]
     interval: Duration,
-    /// Compression of the copies: same (byte for byte), none, gzip, zlib, lzw, zstd or zstd:LEVEL
-    #[arg(long, value_name = "METHOD", default_value = "same")]
-    compression: CompressionChoice,
     /// Copy excluded snapshots, too, with their exclusion markers
     #[arg(long, value_parser = yes_or_no)]
     include_excluded: bool,
@@ -255,13 +251,7 @@ impl CopyArgs {
                 max_backups: self.most.max_backups.and_then(to_u32),
                 max_backup_age_days: self.most.max_backup_age.and_then(to_u32),
                 excluded: self.include_excluded,
-                form: Form {
-                    encoding: match self.compression {
-                        CompressionChoice::Same => None,
-                        CompressionChoice::Chosen(encoding) => Some(encoding),
-                    },
-                    encryption,
-                },
+                encryption,
             },
             series,
             parallel: self.parallel.map_or(to.threads, usize::from),

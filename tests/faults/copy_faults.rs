@@ -11,7 +11,7 @@ use crate::support::place::Place;
 use crate::support::{self};
 use deltafold::Reason;
 use deltafold::backup::Catalog;
-use deltafold::ops::copy::plan::{Encryption, Form, Selection};
+use deltafold::ops::copy::plan::{Encryption, Selection};
 use deltafold::ops::copy::{CopiedBackup, CopyStatus, Options, run};
 use deltafold::ops::report::{Report, Status};
 use deltafold::prefix::Context;
@@ -109,10 +109,10 @@ pub fn wide_delta(n: usize) -> String {
     format!("v2/Incr-{revision:08}-{revision:08}-{}", 1001 + n)
 }
 
-pub fn options(form: Form) -> Options {
+pub fn options(encryption: Encryption) -> Options {
     Options {
         selection: Selection {
-            form,
+            encryption,
             ..Selection::default()
         },
         parallel: 3,
@@ -194,7 +194,7 @@ fn allowed(side: usize, call: Call, fault: Fault) -> Vec<Reason> {
 fn every_call_fails(
     objects: &Objects,
     place: fn(&Objects) -> Place,
-    form: Form,
+    encryption: Encryption,
     expected: Option<&Objects>,
     wanted: impl Fn(usize, Call, &str) -> bool,
 ) {
@@ -202,7 +202,7 @@ fn every_call_fails(
     // One request at a time, so that the n-th call is always the same.
     let options = Options {
         parallel: 1,
-        ..options(form)
+        ..options(encryption)
     };
     let source = place(objects);
     let clean = place(&Objects::new());
@@ -274,7 +274,7 @@ fn every_call_of_a_copy_between_object_stores() {
     every_call_fails(
         &objects,
         Place::memory,
-        Form::default(),
+        Encryption::Keep,
         Some(&objects),
         |_, _, _| true,
     );
@@ -286,19 +286,10 @@ fn every_call_of_a_copy_between_folders() {
     every_call_fails(
         &objects,
         Place::folder,
-        Form::default(),
+        Encryption::Keep,
         Some(&objects),
         |_, _, _| true,
     );
-}
-
-#[test]
-fn every_call_of_a_copy_that_compresses_anew() {
-    let form = Form {
-        encoding: Some(deltafold::backup::Compression::Zstd.into()),
-        ..Form::default()
-    };
-    every_call_fails(&small(), Place::memory, form, None, |_, _, _| true);
 }
 
 #[test]
@@ -311,7 +302,7 @@ fn every_call_of_an_upload_in_parts() {
     every_call_fails(
         &objects,
         Place::memory,
-        Form::default(),
+        Encryption::Keep,
         Some(&objects),
         of_upload,
     );
@@ -343,7 +334,7 @@ fn a_source_that_is_cleared_meanwhile() {
                 store.delete(&path).now_or_never().unwrap().unwrap();
             }
         });
-        let o = sides.run(&options(Form::default())).unwrap();
+        let o = sides.run(&options(Encryption::Keep)).unwrap();
         assert_eq!(o.reason(), None, "{nth}: {:?}", o.failure);
         assert!(o.rounds >= 2, "{nth}: {}", o.rounds);
         assert!(target.paths().contains(&new), "{nth}: {:?}", target.paths());
@@ -361,7 +352,7 @@ fn a_panic_is_a_failure_of_one_snapshot() {
         let strike = at(Call::Put, 2, Fault::Meanwhile);
         let sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
         sides.to.meanwhile(|| panic!("on purpose"));
-        send.send(sides.run(&options(Form::default())).unwrap())
+        send.send(sides.run(&options(Encryption::Keep)).unwrap())
             .unwrap();
     });
     let o = ended
@@ -386,7 +377,7 @@ fn another_cluster_was_faster() {
         let put = store.put(&path, theirs.into());
         put.now_or_never().unwrap().unwrap();
     });
-    let e = sides.run(&options(Form::default())).unwrap_err();
+    let e = sides.run(&options(Encryption::Keep)).unwrap_err();
     assert_eq!(e.reason(), Reason::OtherCluster, "{e}");
     assert_eq!(target.paths(), [IDENTITY]);
 }
@@ -404,7 +395,7 @@ fn a_damaged_source() {
         bytes[at] ^= 1;
         let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
         let sides = Sides::new(&rt, &source, &target, Default::default());
-        let o = sides.run(&options(Form::default())).unwrap();
+        let o = sides.run(&options(Encryption::Keep)).unwrap();
         assert_eq!(o.reason(), Some(Reason::CorruptSnapshot), "{damaged}");
         assert_eq!(
             (o.reason(), o.failed),
@@ -453,7 +444,7 @@ fn a_chain_that_waits_for_a_damaged_full() {
         let rt = runtime();
         let (source, target) = (Place::memory(&objects), Place::memory(&Objects::new()));
         let sides = Sides::new(&rt, &source, &target, Default::default());
-        let o = sides.run(&options(Form::default())).unwrap();
+        let o = sides.run(&options(Encryption::Keep)).unwrap();
         send.send((o, target.paths())).unwrap();
     });
     let (o, there) = ended
@@ -476,20 +467,25 @@ fn conditions_that_are_ignored() {
     let (source, target) = (Place::memory(&objects), Place::memory(&there));
     let mut sides = Sides::new(&rt, &source, &target, Default::default());
     sides.to = sides.to.that_ignores_conditions();
-    let o = sides.run(&options(Form::default())).unwrap();
+    let o = sides.run(&options(Encryption::Keep)).unwrap();
     assert_eq!(o.reason(), Some(Reason::TargetExists), "{:?}", o.failure);
     assert_eq!(target.objects(&rt)[&taken], b"another's");
 }
 
 /// Another process gives the last name meanwhile, to the object of `theirs`. Returns the reason of the failure, if any.
-fn taken_meanwhile(objects: &Objects, form: Form, keys: &Keys, theirs: &[u8]) -> Option<Reason> {
+fn taken_meanwhile(
+    objects: &Objects,
+    encryption: Encryption,
+    keys: &Keys,
+    theirs: &[u8],
+) -> Option<Reason> {
     let rt = runtime();
     let (source, target) = (Place::memory(objects), Place::memory(&Objects::new()));
     // The first one is the identity's.
     let strike = at(Call::Put, 1, Fault::Meanwhile);
     let mut sides = Sides::new(&rt, &source, &target, [Vec::new(), vec![strike]]);
     sides.keys = keys.clone();
-    let path = match form.encryption {
+    let path = match encryption {
         Encryption::Encrypt => format!("{LAST_FULL}.age"),
         _ => LAST_FULL.to_owned(),
     };
@@ -499,7 +495,7 @@ fn taken_meanwhile(objects: &Objects, form: Form, keys: &Keys, theirs: &[u8]) ->
         let put = store.put(&taken, bytes.clone().into());
         put.now_or_never().unwrap().unwrap();
     });
-    let o = sides.run(&options(form)).unwrap();
+    let o = sides.run(&options(encryption)).unwrap();
     assert_eq!(target.objects(&rt)[&path], theirs);
     let last = o.objects.iter().find(|x| x.path == LAST_FULL).unwrap();
     let expected = match o.reason() {
@@ -517,20 +513,17 @@ const LAST_FULL: &str = "v2/Full-00000000-00000115-1005.gz.final";
 #[test]
 fn a_name_that_is_taken_meanwhile() {
     let objects = small();
-    let form = Form::default();
+    let encryption = Encryption::Keep;
     let mut same = objects[LAST_FULL].clone();
     // The operating system in gzip's header.
     same[9] ^= 1;
     let none = Keys::default();
-    assert_eq!(taken_meanwhile(&objects, form, &none, &same), None);
+    assert_eq!(taken_meanwhile(&objects, encryption, &none, &same), None);
     let other = &objects["v2/Full-00000000-00000105-1003.gz"];
     let taken = Some(Reason::TargetExists);
-    assert_eq!(taken_meanwhile(&objects, form, &none, other), taken);
+    assert_eq!(taken_meanwhile(&objects, encryption, &none, other), taken);
 
-    let form = Form {
-        encryption: Encryption::Encrypt,
-        ..form
-    };
+    let encryption = Encryption::Encrypt;
     let identity = age::x25519::Identity::generate();
     let recipients = vec![identity.to_public()];
     let blind = Keys::new(Vec::new(), recipients.clone());
@@ -541,10 +534,13 @@ fn a_name_that_is_taken_meanwhile() {
         sealed.finish().unwrap()
     };
     let (same, other) = (seal(&objects[LAST_FULL]), seal(other));
-    assert_eq!(taken_meanwhile(&objects, form, &seeing, &same), None);
-    assert_eq!(taken_meanwhile(&objects, form, &seeing, &other), taken);
+    assert_eq!(taken_meanwhile(&objects, encryption, &seeing, &same), None);
+    assert_eq!(
+        taken_meanwhile(&objects, encryption, &seeing, &other),
+        taken
+    );
     // Without an identity, the name decides.
-    assert_eq!(taken_meanwhile(&objects, form, &blind, &other), None);
+    assert_eq!(taken_meanwhile(&objects, encryption, &blind, &other), None);
 }
 
 #[test]
@@ -558,7 +554,7 @@ fn several_copy_at_once() {
                 let copies: Vec<_> = (0..3)
                     .map(|_| {
                         let sides = Sides::new(&rt, &source, &target, Default::default());
-                        scope.spawn(move || sides.run(&options(Form::default())).unwrap())
+                        scope.spawn(move || sides.run(&options(Encryption::Keep)).unwrap())
                     })
                     .collect();
                 for copy in copies {

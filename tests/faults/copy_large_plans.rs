@@ -7,7 +7,7 @@ use crate::support::made_backups::Objects;
 use crate::support::orphan_deltas::without_full;
 use crate::support::place::Place;
 use deltafold::Reason;
-use deltafold::ops::copy::plan::Form;
+use deltafold::ops::copy::plan::Encryption;
 use deltafold::ops::copy::{CopiedBackup, Options};
 use deltafold::ops::report::Report;
 use std::sync::{Arc, Mutex};
@@ -61,7 +61,7 @@ fn large_plan<T: Clone + Default + Send + 'static>(
         .meanwhile(move || *saw.lock().unwrap() = meanwhile(&place));
     let options = Options {
         parallel: AT_ONCE,
-        ..options(Form::default())
+        ..options(Encryption::Keep)
     };
     let outcome = sides.run(&options).unwrap();
     let seen = seen.lock().unwrap().clone();
@@ -129,7 +129,7 @@ fn a_failure_in_the_middle_of_a_large_plan() {
     let source = Place::memory(&wide());
     let mut again = Sides::new(&rt, &source, &target, Default::default());
     again.useless = without_full;
-    let o = again.run(&options(Form::default())).unwrap();
+    let o = again.run(&options(Encryption::Keep)).unwrap();
     assert_eq!(o.reason(), None, "{:?}", o.failure);
     assert!(target.objects(&rt) == wide());
 }
@@ -140,7 +140,7 @@ fn a_large_plan_in_a_folder_is_in_order() {
     let rt = runtime();
     let (source, target) = (Place::folder(&wide()), Place::folder(&Objects::new()));
     let sides = Sides::new(&rt, &source, &target, Default::default());
-    let o = sides.run(&options(Form::default())).unwrap();
+    let o = sides.run(&options(Encryption::Keep)).unwrap();
     assert_eq!((o.reason(), o.copied), (None, WIDE as u64 + 1));
     assert!(target.objects(&rt) == wide());
 }

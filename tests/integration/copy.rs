@@ -72,37 +72,6 @@ fn every_fixture_byte_for_byte() {
 }
 
 #[test]
-fn every_compression_into_every_other() {
-    for name in ["etcd34-none", "etcd35-gzip", "etcd35-lzw", "etcd35-zlib"] {
-        let from = fixtures_dir().join(name);
-        let etcd = expected(name).compacted_at_last_revision;
-        for (method, suffix) in [
-            ("none", ""),
-            ("gzip", ".gz"),
-            ("zlib", ".zlib"),
-            ("lzw", ".Z"),
-            ("zstd:9", ".zst"),
-        ] {
-            let target = scratch::folder().unwrap();
-            copies(&from, target.path(), &["--compression", method]);
-            let made = objects_in(target.path());
-            assert_eq!(made.len(), objects_in(&from).len(), "{name} {method}");
-            for path in made.keys() {
-                let dot = path.find('.').map_or("", |dot| &path[dot..]);
-                assert_eq!(dot, suffix, "{name} {method}");
-            }
-            let (_, hash) = hash_of(target.path(), &[]);
-            assert_eq!(hash, etcd.hash, "{name} {method}");
-            let again = copies(&from, target.path(), &["--compression", method]);
-            assert_eq!(again["status"], "NothingToDo", "{name} {method}");
-            // A snapshot that the target has with another compression is not copied again.
-            let again = copies(&from, target.path(), &[]);
-            assert_eq!(again["status"], "NothingToDo", "{name} {method}");
-        }
-    }
-}
-
-#[test]
 fn both_layouts_notes_and_marks() {
     let (bucket, target) = (mixed(), scratch::folder().unwrap());
     let source = bucket.objects();
@@ -441,15 +410,9 @@ fn keys_are_given_changed_and_taken_away() {
     assert_eq!((code, &json["reason"]), (77, &"CannotDecrypt".into()));
     let again = copies(at(0), at(2), &rotate);
     assert_eq!(again["status"], "NothingToDo");
-    // Recompressed on the way.
-    let zstd = [&rotate[..], &["--compression", "zstd"]].concat();
-    copies(at(0), at(3), &zstd);
-    assert!(objects_in(at(3)).keys().all(|p| p.ends_with(".zst.age")));
-    assert_eq!(hash_with(at(3), (&new, &new_recipient)), hash);
 
     // Plain text only on request.
     let none = |args: &[&str]| refused(at(0), at(4), args);
-    assert_eq!(none(&["--compression", "zstd"]), (64, "Usage".into()));
     assert_eq!(none(&["--decrypt"]), (77, "CannotDecrypt".into()));
     let recipient = ["--age-recipient", new_recipient.as_str()];
     assert_eq!(none(&recipient), (77, "CannotDecrypt".into()));

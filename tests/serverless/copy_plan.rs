@@ -6,7 +6,7 @@ use crate::support::{copy_fixture, deltafold, rounds, run_json, scratch, seed};
 use deltafold::backup::catalog::mark_of;
 use deltafold::backup::{Catalog, Compression, Kind, ListedObject, SnapshotName};
 use deltafold::ops::copy::plan::{
-    CopyReason, Decision, Encryption, Form, Plan, Selection, plan as make_plan,
+    CopyReason, Decision, Encryption, Plan, Selection, plan as make_plan,
 };
 use fastrand::Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,15 +165,11 @@ impl Bucket<'_> {
     }
 }
 
-fn random_form(rng: &mut Rng) -> Form {
-    let all = Compression::ALL;
-    Form {
-        encoding: rng.bool().then(|| all[rng.usize(..all.len())].into()),
-        encryption: match rng.u8(..4) {
-            0 => Encryption::Encrypt,
-            1 => Encryption::Decrypt,
-            _ => Encryption::Keep,
-        },
+fn random_encryption(rng: &mut Rng) -> Encryption {
+    match rng.u8(..4) {
+        0 => Encryption::Encrypt,
+        1 => Encryption::Decrypt,
+        _ => Encryption::Keep,
     }
 }
 
@@ -182,10 +178,7 @@ fn random_wanted(rng: &mut Rng) -> Selection {
         max_backups: (rng.u8(..3) == 0).then(|| rng.u32(1..6)),
         max_backup_age_days: (rng.u8(..3) == 0).then(|| rng.u32(0..45)),
         excluded: rng.u8(..4) == 0,
-        form: match rng.bool() {
-            true => Form::default(),
-            false => random_form(rng),
-        },
+        encryption: random_encryption(rng),
     }
 }
 
@@ -193,7 +186,7 @@ fn random_wanted(rng: &mut Rng) -> Selection {
 fn apply(target: &mut Listing, source: &Catalog, wanted: &Selection, plan: &Plan, i: usize) {
     let p = &plan.objects[i];
     let s = &source.snapshots[p.source];
-    let bytes = match wanted.form.is_verbatim(&s.name) {
+    let bytes = match wanted.encryption.is_verbatim(&s.name) {
         true => s.bytes,
         false => s.bytes + 1,
     };
@@ -534,12 +527,9 @@ fn another_size_is_a_conflict_and_carries_nothing() {
             (Decision::Skip, CopyReason::NoBase)
         ]
     );
-    // The size of a recompressed copy tells nothing.
+    // The size of an encrypted copy tells nothing.
     let wanted = Selection {
-        form: Form {
-            encoding: None,
-            encryption: Encryption::Encrypt,
-        },
+        encryption: Encryption::Encrypt,
         ..Selection::default()
     };
     let there = Listing::from([(format!("{}.age", SOURCE[0]), 11)]);
@@ -553,24 +543,21 @@ fn another_size_is_a_conflict_and_carries_nothing() {
 fn of_two_that_become_one_the_usable_one_is_copied() {
     const SOURCE: [&str; 3] = [
         "v2/Full-00000000-00000100-1000.gz",
-        "v2/Full-00000000-00000100-1000.zlib",
+        "v2/Full-00000000-00000100-1000.gz.age",
         "v2/Incr-00000101-00000110-1001.gz",
     ];
-    let wanted = |compression: Compression| Selection {
-        form: Form {
-            encoding: Some(compression.into()),
-            ..Form::default()
-        },
+    let wanted = |encryption: Encryption| Selection {
+        encryption,
         ..Selection::default()
     };
     for excluded in &SOURCE[..2] {
         let mut there = listing(&SOURCE);
         there.insert(mark_of(excluded), 0);
-        for compression in Compression::ALL {
+        for encryption in [Encryption::Keep, Encryption::Encrypt, Encryption::Decrypt] {
             let plan = make_plan(
                 &catalog(&there),
                 &Catalog::default(),
-                &wanted(compression),
+                &wanted(encryption),
                 NOW,
             );
             for p in &plan.objects {
@@ -580,23 +567,22 @@ fn of_two_that_become_one_the_usable_one_is_copied() {
                 } else {
                     CopyReason::Wanted
                 };
-                assert_eq!(p.reason, why, "{excluded} to {compression}: {plan:?}");
+                assert_eq!(p.reason, why, "{excluded} {encryption:?}: {plan:?}");
             }
         }
     }
-    // A snapshot that has the wanted form already keeps its bytes. Recompressing the other would conflict with
-    // it forever.
+    // A snapshot that has the wanted form already keeps its bytes. Decrypting the other would conflict with it forever.
     let plan = make_plan(
         &catalog(&listing(&SOURCE)),
         &Catalog::default(),
-        &wanted(Compression::Zlib),
+        &wanted(Encryption::Decrypt),
         NOW,
     );
     let decided: Vec<_> = plan.objects.iter().map(|p| (p.source, p.reason)).collect();
     let same = CopyReason::SameAsAnother;
     assert_eq!(
         decided,
-        [(0, same), (1, CopyReason::Wanted), (2, CopyReason::Wanted)]
+        [(0, CopyReason::Wanted), (1, same), (2, CopyReason::Wanted)]
     );
 }
 

@@ -4,7 +4,7 @@
 //! Writes nothing.
 
 use super::Listings;
-use super::plan::{CopyReason, Decision, Encryption, Form, Plan, Planned, identity};
+use super::plan::{CopyReason, Decision, Encryption, Plan, Planned, identity};
 use crate::backup::trust::{self, Trust};
 use crate::backup::{Catalog, SnapshotName};
 use crate::base::opt::{
@@ -32,15 +32,15 @@ pub(super) fn refuse_strangers(from: &Context, to: &Context, listings: &Listings
 /// Fails if the planned snapshots cannot be written in the requested form: with `Untrusted` if encrypted snapshots would
 /// come to a plain target, `Configuration` if plain ones would come to an encrypted target, `Usage` if encrypted ones cannot
 /// be encrypted again, or `CannotDecrypt`.
-pub(super) fn check_form(
+pub(super) fn check_encryption(
     from: &Context,
     to: &Context,
-    form: &Form,
+    encryption: Encryption,
     listings: &Listings,
     plan: &Plan,
 ) -> Result<()> {
     let Listings { source, target } = listings;
-    if form.encryption == Encryption::Encrypt
+    if encryption == Encryption::Encrypt
         && to.trust == Trust::OnlyEncrypted
         && trust::is_plain(target)
     {
@@ -49,7 +49,7 @@ pub(super) fn check_form(
             "the target holds snapshots and no encrypted one, such as {name}: copy to a new prefix, or give {ALLOW_PLAINTEXT}"
         )));
     }
-    if form.encryption == Encryption::Keep
+    if encryption == Encryption::Keep
         && let Some((encrypted, plain)) = plain_beside_encrypted(source, target, plan)
     {
         return Err(Reason::Configuration.error(format!(
@@ -59,15 +59,10 @@ pub(super) fn check_form(
     }
     for p in plan.objects.iter().filter(|p| p.decision == Decision::Copy) {
         let s = &source.snapshots[p.source];
-        if !s.name.is_encrypted || form.is_verbatim(&s.name) {
+        if !s.name.is_encrypted || encryption.is_verbatim(&s.name) {
             continue;
         }
         let name = from.store.name(&s.path);
-        if form.encryption == Encryption::Keep {
-            return Err(Reason::Usage.error(format!(
-                "{name} is encrypted and must be decrypted to change its compression: give {AGE_RECIPIENT} to encrypt it again, or {DECRYPT} for plain text"
-            )));
-        }
         if !from.keys.decrypts() {
             return Err(Reason::CannotDecrypt.error(format!(
                 "{name} is encrypted: give the age identity that decrypts it with {AGE_IDENTITY}"

@@ -215,8 +215,8 @@ impl<'a> Copier<'a> {
                 &self.options.selection,
                 Utc::now().timestamp(),
             );
-            let form = &self.options.selection.form;
-            checks::check_form(self.from, self.to, form, &listings, &plan)?;
+            let encryption = self.options.selection.encryption;
+            checks::check_encryption(self.from, self.to, encryption, &listings, &plan)?;
             self.outcome.rounds += 1;
             self.outcome.backups = plan.backups as u64;
             self.outcome.backups_wanted = plan.backups_wanted as u64;
@@ -323,15 +323,6 @@ impl<'a> Copier<'a> {
             self.warn(format!(
                 "not copied, since neither the source nor the target has the snapshot before them: {}",
                 shorten::line(&useless, ", ", shorten::IN_JSON)
-            ));
-        }
-        let form = &self.options.selection.form;
-        if let Some(e) = form.encoding
-            && !e.compression.is_read_by_others()
-        {
-            self.warn(format!(
-                "{} is deltafold's own addition to the format: etcd-backup-restore cannot read these snapshots",
-                e.compression
             ));
         }
     }

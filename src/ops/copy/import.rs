@@ -203,8 +203,7 @@ impl<'a> Target<'a> {
             warn(&mut self.warnings, warning);
         }
         let set_back = self.compare(&snapshot, &name)?;
-        let encoding = self.options.selection.form.encoding;
-        let encoding = encoding.unwrap_or(Encoding::from(Compression::Gzip));
+        let encoding = Encoding::from(Compression::Gzip);
         let full = SnapshotName {
             kind: Kind::Full,
             start: Revision(0),

@@ -4,7 +4,7 @@
 //! Reads names only, and no store. `ops::copy::copier` carries it out; a dry run prints it.
 
 use crate::backup::catalog::V1;
-use crate::backup::codec::{Compression, Encoding};
+use crate::backup::codec::Compression;
 use crate::backup::{Catalog, Snapshot, SnapshotName};
 use crate::base::opt;
 use crate::mvcc::Revision;
@@ -19,15 +19,6 @@ use strum::IntoStaticStr;
 /// Seconds per day.
 const DAY: i64 = 86_400;
 
-/// How a copy changes the bytes of snapshots.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Form {
-    /// The new compression; `None` keeps it.
-    pub encoding: Option<Encoding>,
-    /// How the encryption changes.
-    pub encryption: Encryption,
-}
-
 /// Who can read the copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Encryption {
@@ -40,12 +31,11 @@ pub enum Encryption {
     Decrypt,
 }
 
-impl Form {
+impl Encryption {
     /// Returns the name of a snapshot in the target.
-    pub fn name(&self, source: &SnapshotName) -> SnapshotName {
+    pub fn name(self, source: &SnapshotName) -> SnapshotName {
         SnapshotName {
-            compression: self.compression(source),
-            is_encrypted: match self.encryption {
+            is_encrypted: match self {
                 Encryption::Keep => source.is_encrypted,
                 Encryption::Encrypt => true,
                 Encryption::Decrypt => false,
@@ -54,14 +44,9 @@ impl Form {
         }
     }
 
-    fn compression(&self, source: &SnapshotName) -> Compression {
-        self.encoding.map_or(source.compression, |e| e.compression)
-    }
-
-    /// Returns whether a snapshot is copied byte for byte. One that already has the requested
-    /// compression is not compressed again.
-    pub fn is_verbatim(&self, source: &SnapshotName) -> bool {
-        self.encryption != Encryption::Encrypt && self.name(source) == *source
+    /// Returns whether a snapshot is copied byte for byte.
+    pub fn is_verbatim(self, source: &SnapshotName) -> bool {
+        self != Encryption::Encrypt && self.name(source) == *source
     }
 }
 
@@ -90,8 +75,8 @@ pub struct Selection {
     pub max_backup_age_days: Option<u32>,
     /// Copy excluded snapshots, too, with their exclusion markers.
     pub excluded: bool,
-    /// How the bytes change.
-    pub form: Form,
+    /// How the encryption changes.
+    pub encryption: Encryption,
 }
 
 /// What the plan does with a snapshot of the source.
@@ -375,7 +360,7 @@ impl Backups {
 struct Forms<'a> {
     source: &'a Catalog,
     target: &'a Catalog,
-    form: &'a Form,
+    encryption: Encryption,
     /// The target's snapshots by path.
     by_path: HashMap<&'a str, &'a Snapshot>,
     /// The target's snapshots by what they have in common in every form, without those that are a form of another
@@ -390,7 +375,7 @@ impl<'a> Forms<'a> {
         let mut forms = Forms {
             source,
             target,
-            form: &selection.form,
+            encryption: selection.encryption,
             by_path: target
                 .snapshots
                 .iter()
@@ -403,7 +388,7 @@ impl<'a> Forms<'a> {
         // form.
         let rank = |i: usize| {
             let s = &source.snapshots[i];
-            (s.excluded, !selection.form.is_verbatim(&s.name), i)
+            (s.excluded, !selection.encryption.is_verbatim(&s.name), i)
         };
         for (i, s) in source.snapshots.iter().enumerate() {
             let (path, _) = forms.in_form(s);
@@ -424,7 +409,7 @@ impl<'a> Forms<'a> {
 
     /// Returns the path and the name of a copy.
     fn in_form(&self, s: &Snapshot) -> (String, SnapshotName) {
-        let name = self.form.name(&s.name);
+        let name = self.encryption.name(&s.name);
         (format!("{}{name}", folder(&s.path)), name)
     }
 
@@ -444,13 +429,13 @@ impl<'a> Forms<'a> {
 
     /// Returns whether the target has an exclusion mark of a copy's name.
     fn is_marked(&self, s: &Snapshot) -> bool {
-        let name = self.form.name(&s.name).to_string();
+        let name = self.encryption.name(&s.name).to_string();
         self.target.marks.contains(&name)
     }
 
     /// Returns whether the target's object of a copy's name is no copy.
     fn is_other(&self, s: &Snapshot, t: &Snapshot) -> bool {
-        self.form.is_verbatim(&s.name) && t.bytes != s.bytes
+        self.encryption.is_verbatim(&s.name) && t.bytes != s.bytes
     }
 
     /// Returns whether deltas may follow a snapshot of the target.

@@ -34,8 +34,6 @@ const MOST_FAILURES: u32 = 3;
 const MANY: usize = 512;
 /// Smaller snapshots take little memory.
 const SMALL: u64 = 1 << 20;
-/// Smaller snapshots are compressed by one thread.
-const LARGE: u64 = 64 << 20;
 
 /// The result of copying a snapshot.
 #[derive(Debug)]
@@ -188,13 +186,8 @@ impl Round {
             give_back_free_pages();
         }
         let (planned, snapshot) = self.planned(i);
-        let threads = if snapshot.bytes < LARGE {
-            1
-        } else {
-            self.to.threads
-        };
-        let form = &self.options.selection.form;
-        transfer(&self.from, &self.to, form, snapshot, planned, threads)
+        let encryption = self.options.selection.encryption;
+        transfer(&self.from, &self.to, encryption, snapshot, planned)
     }
 
     /// Gives a transferred snapshot its name, copies its notes, and returns the result.
@@ -207,8 +200,8 @@ impl Round {
             Published::Created => CopyResult::Copied { bytes, is_checked },
             Published::Identical => CopyResult::AlreadyThere,
             Published::Taken => {
-                let form = &self.options.selection.form;
-                if !has_same_content(&self.from, &self.to, form, snapshot, planned)? {
+                let encryption = self.options.selection.encryption;
+                if !has_same_content(&self.from, &self.to, encryption, snapshot, planned)? {
                     let name = self.to.store.name(&planned.path);
                     return Err(super::failures::conflict(&name));
                 }

@@ -4,9 +4,9 @@
 //! If its bytes are copied unchanged, they are also decoded, and the SHA-256 inside is checked, so that a damaged
 //! snapshot is never copied silently.
 
-use super::plan::{Encryption, Form, Planned};
+use super::plan::{Encryption, Planned};
 use crate::backup::codec;
-use crate::backup::frame::{FrameReader, FrameWriter};
+use crate::backup::frame::FrameReader;
 use crate::backup::full::FullReader;
 use crate::backup::{Snapshot, SnapshotName};
 use crate::base::Tee;
@@ -27,10 +27,7 @@ pub(super) struct Transferred {
     pub(super) is_checked: bool,
 }
 
-/// How many times as large a snapshot may become by another compression.
-const MOST_GROWTH: u64 = 16;
-
-/// Copies a snapshot to the target without its name. If its compression changes, `threads` threads compress it.
+/// Copies a snapshot to the target without its name.
 ///
 /// # Errors
 /// Fails with `CorruptSnapshot` if the source's snapshot is damaged, `CannotDecrypt`,
@@ -38,33 +35,19 @@ const MOST_GROWTH: u64 = 16;
 pub(super) fn transfer(
     from: &Context,
     to: &Context,
-    form: &Form,
+    encryption: Encryption,
     snapshot: &Snapshot,
     planned: &Planned,
-    threads: usize,
 ) -> Result<Transferred> {
-    let recompresses = planned.name.compression != snapshot.name.compression;
-    let expected = if recompresses {
-        snapshot.bytes.saturating_mul(MOST_GROWTH)
-    } else {
-        snapshot.bytes
-    };
-    let upload = Upload::new(&to.store, &planned.path, expected)?;
+    let upload = Upload::new(&to.store, &planned.path, snapshot.bytes)?;
     let at = from.at(snapshot);
-    if recompresses {
-        let object = recompress(from, to, form, snapshot, upload, threads).map_err(at)?;
-        return Ok(Transferred {
-            object,
-            is_checked: true,
-        });
-    }
     let step = Step::new(
         format!("copy {}", snapshot.name.label()),
         Some(snapshot.bytes),
     );
     let object = step.reader(from.store.fetch_snapshot(&snapshot.into()));
-    let decrypts = snapshot.name.is_encrypted && form.encryption != Encryption::Keep;
-    let sealed = seal(to, form, upload)?;
+    let decrypts = snapshot.name.is_encrypted && encryption != Encryption::Keep;
+    let sealed = seal(to, encryption, upload)?;
     let copied = if decrypts {
         let decrypted = from.keys.decrypt(object).map_err(&at)?;
         let plain = SnapshotName {
@@ -80,8 +63,8 @@ pub(super) fn transfer(
     Ok(Transferred { object, is_checked })
 }
 
-/// Returns whether the object that has a snapshot's name in the target has the same content, perhaps compressed or
-/// encrypted separately. A snapshot that is encrypted again counts as the same if no identity decrypts it: as in a plan,
+/// Returns whether the object that has a snapshot's name in the target has the same content, perhaps encrypted
+/// separately. A snapshot that is encrypted again counts as the same if no identity decrypts it: as in a plan,
 /// its name decides.
 ///
 /// # Errors
@@ -89,7 +72,7 @@ pub(super) fn transfer(
 pub(super) fn has_same_content(
     from: &Context,
     to: &Context,
-    form: &Form,
+    encryption: Encryption,
     snapshot: &Snapshot,
     planned: &Planned,
 ) -> Result<bool> {
@@ -103,7 +86,9 @@ pub(super) fn has_same_content(
     };
     match content_hash(to, &in_target) {
         Ok(hash) => Ok(hash == content_hash(from, snapshot)?),
-        Err(e) if e.reason() == Reason::CannotDecrypt => Ok(!form.is_verbatim(&snapshot.name)),
+        Err(e) if e.reason() == Reason::CannotDecrypt => {
+            Ok(!encryption.is_verbatim(&snapshot.name))
+        }
         Err(e) if e.reason().is_bad_data() => Ok(false),
         Err(e) => Err(e),
     }
@@ -126,39 +111,11 @@ fn copy_error(e: io::Error) -> Error {
 }
 
 /// Encrypts the upload, if the form asks for it.
-fn seal(to: &Context, form: &Form, upload: Upload) -> Result<EncryptingWriter<Upload>> {
-    match form.encryption {
+fn seal(to: &Context, encryption: Encryption, upload: Upload) -> Result<EncryptingWriter<Upload>> {
+    match encryption {
         Encryption::Encrypt => to.keys.encrypt(upload),
         Encryption::Keep | Encryption::Decrypt => Ok(EncryptingWriter::Plain(upload)),
     }
-}
-
-/// Decompresses a snapshot, and uploads it with another compression.
-fn recompress(
-    from: &Context,
-    to: &Context,
-    form: &Form,
-    snapshot: &Snapshot,
-    upload: Upload,
-    threads: usize,
-) -> Result<Unnamed> {
-    let Some(encoding) = form.encoding else {
-        return Err(Error::internal(
-            "a snapshot changes its compression, but none was requested",
-        ));
-    };
-    let payload = content(from.payload(snapshot)?, &snapshot.name, &from.limits)?;
-    let sealed = seal(to, form, upload)?;
-    let packed = codec::encoder(encoding, threads, sealed).map_err(copy_error)?;
-    let mut frame = FrameWriter::new(packed);
-    for_each_piece(payload, from.store.cancel(), copy_error, |piece| {
-        frame.write_all(piece).map_err(copy_error)
-    })?;
-    let packed = frame.finish().and_then(|packed| packed.finish());
-    let uploaded = packed
-        .and_then(EncryptingWriter::finish)
-        .map_err(copy_error)?;
-    uploaded.finish()
 }
 
 /// Copies a stream of about `bytes` bytes unchanged, and checks it on the way. Returns whether it could be checked.
