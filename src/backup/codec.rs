@@ -2,17 +2,15 @@
 //!
 //! The output depends on the input, the method and the level alone, never on the number of threads, the sizes
 //! of writes or the time. So that threads can work in parallel, the input is cut into blocks of fixed size:
-//! gzip writes a member for every 1 MiB (RFC 1952 lets members follow one another, and readers join them),
-//! zlib ends every 1 MiB on a byte boundary (a full flush), zstd writes a frame for every 4 MiB. LZW cannot
-//! be cut.
+//! gzip writes a member for every 1 MiB (RFC 1952 lets members follow one another, and readers join them), zstd writes
+//! a frame for every 4 MiB. LZW and zlib are read, and never written.
 
 use crate::error::{Error, Reason};
-use flate2::{Compress, FlushCompress, Status};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, Once, mpsc};
 
 /// How a snapshot is compressed. The suffix of its name tells.
 #[derive(
@@ -114,11 +112,24 @@ impl From<Compression> for Encoding {
 }
 
 impl CompressionChoice {
-    /// Returns the encoding to write if the newest input has the compression `newest`.
+    /// Returns the encoding to write if the newest input has the compression `newest`. In place of LZW and zlib that is gzip,
+    /// which is logged once.
     pub fn resolve(self, newest: Compression) -> Encoding {
-        match self {
+        static SAID: Once = Once::new();
+        let encoding = match self {
             CompressionChoice::Same => newest.into(),
             CompressionChoice::Chosen(e) => e,
+        };
+        match encoding.compression {
+            read @ (Compression::Lzw | Compression::Zlib) => {
+                SAID.call_once(|| {
+                    tracing::warn!(
+                        "{read} is read, but not written: new snapshots have gzip, which etcd-backup-restore reads, too"
+                    );
+                });
+                Compression::Gzip.into()
+            }
+            _ => encoding,
         }
     }
 }
@@ -320,10 +331,8 @@ impl<R: BufRead> Read for LzwDecoder<R> {
 }
 
 /// The number of bytes that are compressed as one block.
-const DEFLATE_BLOCK: usize = 1 << 20;
+const GZIP_BLOCK: usize = 1 << 20;
 const ZSTD_BLOCK: usize = 4 << 20;
-/// The default level of zlib, as in Go's compress/zlib.
-const ZLIB_LEVEL: u32 = 6;
 /// The level of libdeflate whose results are as small as those of zlib's default level.
 const GZIP_LEVEL: i32 = 5;
 
@@ -333,29 +342,19 @@ pub struct Encoder<W> {
     encoding: Encoding,
     block: Vec<u8>,
     workers: Workers,
-    lzw: Option<weezl::encode::Encoder>,
-    adler: libdeflater::Adler32,
     bytes: u64,
 }
 
 /// Compresses a stream with `threads` threads (1 or more). The output does not depend on their number.
 ///
 /// # Errors
-/// Errors of the writer.
-pub fn encoder<W: Write>(encoding: Encoding, threads: usize, mut out: W) -> io::Result<Encoder<W>> {
-    if encoding.compression == Compression::Zlib {
-        // The header: 32 KiB window, default level, no dictionary.
-        out.write_all(&[0x78, 0x9c])?;
-    }
-    let lzw = (encoding.compression == Compression::Lzw)
-        .then(|| weezl::encode::Encoder::new(weezl::BitOrder::Lsb, 8));
+/// Errors of the writer; LZW and zlib are not written.
+pub fn encoder<W: Write>(encoding: Encoding, threads: usize, out: W) -> io::Result<Encoder<W>> {
     Ok(Encoder {
         out,
         encoding,
         block: Vec::new(),
         workers: Workers::new(encoding, threads)?,
-        lzw,
-        adler: libdeflater::Adler32::new(),
         bytes: 0,
     })
 }
@@ -364,39 +363,15 @@ impl<W: Write> Encoder<W> {
     fn block_size(&self) -> usize {
         match self.encoding.compression {
             Compression::Zstd => ZSTD_BLOCK,
-            _ => DEFLATE_BLOCK,
+            _ => GZIP_BLOCK,
         }
     }
 
-    fn lzw(&mut self, mut input: &[u8], finish: bool) -> io::Result<()> {
-        let Some(encoder) = &mut self.lzw else {
-            return Ok(());
-        };
-        let mut buf = [0; 16 << 10];
-        if finish {
-            encoder.finish();
-        }
-        loop {
-            let r = encoder.encode_bytes(input, &mut buf);
-            input = &input[r.consumed_in..];
-            self.out.write_all(&buf[..r.consumed_out])?;
-            match r.status {
-                Err(e) => return Err(io::Error::other(e.to_string())),
-                Ok(weezl::LzwStatus::Done) => return Ok(()),
-                Ok(_) if !finish && input.is_empty() && r.consumed_out < buf.len() => return Ok(()),
-                Ok(_) => {}
-            }
-        }
-    }
-
-    fn send(&mut self, last: bool) -> io::Result<()> {
+    fn send(&mut self) -> io::Result<()> {
         let next = Vec::with_capacity(self.block_size());
         let block = std::mem::replace(&mut self.block, next);
-        if self.encoding.compression == Compression::Zlib {
-            self.adler.update(&block);
-        }
         self.bytes += block.len() as u64;
-        self.workers.push(block, last, &mut self.out)
+        self.workers.push(block, &mut self.out)
     }
 
     /// Ends the stream and returns the writer.
@@ -404,19 +379,12 @@ impl<W: Write> Encoder<W> {
     /// # Errors
     /// Errors of the writer.
     pub fn finish(mut self) -> io::Result<W> {
-        match self.encoding.compression {
-            Compression::None => {}
-            Compression::Lzw => self.lzw(&[], true)?,
-            method => {
-                // An empty stream needs a block, and a zlib stream needs a last block that ends it.
-                if method == Compression::Zlib || !self.block.is_empty() || self.bytes == 0 {
-                    self.send(true)?;
-                }
-                self.workers.drain(&mut self.out)?;
-                if method == Compression::Zlib {
-                    self.out.write_all(&self.adler.sum().to_be_bytes())?;
-                }
+        if self.encoding.compression != Compression::None {
+            // An empty stream needs a block.
+            if !self.block.is_empty() || self.bytes == 0 {
+                self.send()?;
             }
+            self.workers.drain(&mut self.out)?;
         }
         self.out.flush()?;
         Ok(self.out)
@@ -425,20 +393,17 @@ impl<W: Write> Encoder<W> {
 
 impl<W: Write> Write for Encoder<W> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        match self.encoding.compression {
-            Compression::None => return self.out.write(b),
-            Compression::Lzw => self.lzw(b, false)?,
-            _ => {
-                let mut rest = b;
-                while !rest.is_empty() {
-                    let room = self.block_size() - self.block.len();
-                    let (now, later) = rest.split_at(room.min(rest.len()));
-                    self.block.extend_from_slice(now);
-                    rest = later;
-                    if self.block.len() == self.block_size() {
-                        self.send(false)?;
-                    }
-                }
+        if self.encoding.compression == Compression::None {
+            return self.out.write(b);
+        }
+        let mut rest = b;
+        while !rest.is_empty() {
+            let room = self.block_size() - self.block.len();
+            let (now, later) = rest.split_at(room.min(rest.len()));
+            self.block.extend_from_slice(now);
+            rest = later;
+            if self.block.len() == self.block_size() {
+                self.send()?;
             }
         }
         Ok(b.len())
@@ -451,8 +416,8 @@ impl<W: Write> Write for Encoder<W> {
 
 /// Compresses blocks independently of each other.
 enum BlockCompressor {
+    None,
     Gzip(libdeflater::Compressor),
-    Zlib,
     Zstd(zstd::bulk::Compressor<'static>),
 }
 
@@ -469,11 +434,14 @@ impl BlockCompressor {
                 frames.include_checksum(true)?;
                 BlockCompressor::Zstd(frames)
             }
-            _ => BlockCompressor::Zlib,
+            Compression::None => BlockCompressor::None,
+            method @ (Compression::Lzw | Compression::Zlib) => {
+                return Err(io::Error::other(format!("{method} is not written")));
+            }
         })
     }
 
-    fn compress(&mut self, block: &[u8], last: bool) -> io::Result<Vec<u8>> {
+    fn compress(&mut self, block: &[u8]) -> io::Result<Vec<u8>> {
         match self {
             BlockCompressor::Gzip(members) => {
                 let mut out = vec![0; members.gzip_compress_bound(block.len())];
@@ -481,43 +449,15 @@ impl BlockCompressor {
                 out.truncate(packed.map_err(io::Error::other)?);
                 Ok(out)
             }
-            BlockCompressor::Zlib => deflate(block, last),
+            BlockCompressor::None => Ok(block.to_vec()),
             BlockCompressor::Zstd(frames) => frames.compress(block),
         }
-    }
-}
-
-/// Compresses a block as a part of a deflate stream that ends on a byte boundary.
-fn deflate(block: &[u8], last: bool) -> io::Result<Vec<u8>> {
-    let mut deflate = Compress::new(flate2::Compression::new(ZLIB_LEVEL), false);
-    let flush = if last {
-        FlushCompress::Finish
-    } else {
-        FlushCompress::Full
-    };
-    let mut out = Vec::with_capacity(block.len() / 2 + 64);
-    loop {
-        let consumed = deflate.total_in() as usize;
-        let status = deflate
-            .compress_vec(&block[consumed..], &mut out, flush)
-            .map_err(io::Error::other)?;
-        let done = match status {
-            Status::StreamEnd => true,
-            // A flush is complete once it leaves room in the output.
-            _ => !last && deflate.total_in() as usize == block.len() && out.len() < out.capacity(),
-        };
-        if done {
-            return Ok(out);
-        }
-        out.reserve(block.len() / 4 + 1024);
     }
 }
 
 /// A block to compress.
 struct Task {
     block: Vec<u8>,
-    /// Whether it is the last block of the stream.
-    last: bool,
     reply: mpsc::SyncSender<io::Result<Vec<u8>>>,
 }
 
@@ -533,7 +473,7 @@ struct Workers {
 
 impl Workers {
     fn new(encoding: Encoding, threads: usize) -> io::Result<Self> {
-        let has_blocks = !matches!(encoding.compression, Compression::None | Compression::Lzw);
+        let has_blocks = encoding.compression != Compression::None;
         let mut tasks = None;
         if threads > 1 && has_blocks {
             let (send, receive) = mpsc::channel::<Task>();
@@ -559,12 +499,12 @@ impl Workers {
         })
     }
 
-    fn push(&mut self, block: Vec<u8>, last: bool, out: &mut impl Write) -> io::Result<()> {
+    fn push(&mut self, block: Vec<u8>, out: &mut impl Write) -> io::Result<()> {
         let Some(tasks) = &self.tasks else {
-            return out.write_all(&self.compressor.compress(&block, last)?);
+            return out.write_all(&self.compressor.compress(&block)?);
         };
         let (reply, receive) = mpsc::sync_channel(1);
-        let task = Task { block, last, reply };
+        let task = Task { block, reply };
         tasks
             .send(task)
             .map_err(|_| io::Error::other("the compression threads have ended"))?;
@@ -597,11 +537,11 @@ fn compress_tasks(tasks: &Mutex<mpsc::Receiver<Task>>, mut compressor: BlockComp
     loop {
         // The lock is held while waiting: the thread that holds it gets the next block.
         let task = tasks.lock().ok().and_then(|tasks| tasks.recv().ok());
-        let Some(Task { block, last, reply }) = task else {
+        let Some(Task { block, reply }) = task else {
             return;
         };
         // The send fails if the writer has given up.
-        let _ = reply.send(compressor.compress(&block, last));
+        let _ = reply.send(compressor.compress(&block));
     }
 }
 
@@ -624,6 +564,19 @@ mod tests {
     }
 
     fn compress(c: Compression, threads: usize, chunk: usize, data: &[u8]) -> Vec<u8> {
+        let level = flate2::Compression::default();
+        match c {
+            Compression::Zlib => {
+                let mut e = flate2::write::ZlibEncoder::new(Vec::new(), level);
+                e.write_all(data).unwrap();
+                return e.finish().unwrap();
+            }
+            Compression::Lzw => {
+                let mut e = weezl::encode::Encoder::new(weezl::BitOrder::Lsb, 8);
+                return e.encode(data).unwrap();
+            }
+            _ => {}
+        }
         let mut e = encoder(c.into(), threads, Vec::new()).unwrap();
         for part in data.chunks(chunk) {
             e.write_all(part).unwrap();
@@ -640,7 +593,7 @@ mod tests {
     #[test]
     fn the_bytes_do_not_depend_on_threads_or_writes() {
         for c in Compression::ALL {
-            for len in [0, 1, 1000, DEFLATE_BLOCK, ZSTD_BLOCK, ZSTD_BLOCK + 12_345] {
+            for len in [0, 1, 1000, GZIP_BLOCK, ZSTD_BLOCK, ZSTD_BLOCK + 12_345] {
                 let data = sample(len);
                 let one = compress(c, 1, 1 << 30, &data);
                 assert_eq!(one, compress(c, 4, 7_777, &data), "{c} {len}");
@@ -667,6 +620,19 @@ mod tests {
             let mut tail = packed.clone();
             tail.extend_from_slice(b"garbage");
             assert!(decompress(c, &tail).is_err(), "{c}");
+        }
+    }
+
+    #[test]
+    fn lzw_and_zlib_are_written_as_gzip() {
+        for c in Compression::ALL {
+            let written = match c {
+                Compression::Lzw | Compression::Zlib => Compression::Gzip,
+                c => c,
+            };
+            let chosen: CompressionChoice = c.as_str().parse().unwrap();
+            assert_eq!(chosen.resolve(Compression::None).compression, written);
+            assert_eq!(CompressionChoice::Same.resolve(c).compression, written);
         }
     }
 

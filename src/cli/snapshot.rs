@@ -58,8 +58,8 @@ struct CommonArgs {
     /// file:///dir or a path
     #[arg(long, value_name = "URL", help_heading = "Store")]
     store: String,
-    /// Compression of the snapshots: same (as the newest snapshot, or gzip for the first), none, gzip, zlib,
-    /// lzw, zstd or zstd:LEVEL
+    /// Compression of the snapshots: same (as the newest snapshot, or gzip for the first), none, gzip, zstd or
+    /// zstd:LEVEL; gzip is written for zlib and lzw
     #[arg(
         long,
         value_name = "METHOD",

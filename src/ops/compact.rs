@@ -50,7 +50,8 @@ pub struct Options {
     /// Which history is kept. Default: only the latest revision.
     #[command(flatten)]
     pub history: History,
-    /// Compression of the new snapshot: same (as the newest snapshot), none, gzip, zlib, lzw, zstd or zstd:LEVEL
+    /// Compression of the new snapshot: same (as the newest snapshot), none, gzip, zstd or zstd:LEVEL; gzip is written for
+    /// zlib and lzw
     #[arg(long, value_name = "METHOD", default_value = "same")]
     pub compression: CompressionChoice,
     /// Only show what would be folded

@@ -11,7 +11,7 @@ use std::time::Duration;
 #[test]
 fn threads_and_reruns_give_the_same_bytes() {
     for name in fixture_names() {
-        for compression in ["same", "none", "gzip", "zlib", "lzw", "zstd"] {
+        for compression in ["same", "none", "gzip", "zstd"] {
             let mut first: Option<(String, Vec<u8>)> = None;
             for threads in ["1", "2", "7"] {
                 let store = copy_fixture(&name);
@@ -137,22 +137,23 @@ fn jobs_at_once_some_of_which_are_killed() {
     let mut rng = fastrand::Rng::with_seed(seed());
     let (mut killed, mut debris) = (0, 0);
     for round in 0..60 {
-        // On a busy machine, jobs end before their signal in many rounds.
+        // If the machine was busier at the begin, jobs end before their signal.
         if round >= 12 && killed > 2 {
             break;
         }
         fs::remove_file(b.path().join(&path)).unwrap();
+        let pace = whole / (1 + round / 12);
         let mut jobs = Vec::new();
         for _ in 0..4 {
             let mut c = deltafold();
             c.args(["compact", "--compression", "none", "--store"]);
             c.arg(b.path()).stdout(Stdio::null()).stderr(Stdio::piped());
             jobs.push(c.spawn().unwrap());
-            std::thread::sleep(whole.mul_f64(rng.f64() / 2.0));
+            std::thread::sleep(pace.mul_f64(rng.f64() / 2.0));
         }
         for (job, signal) in jobs.iter().zip([Signal::KILL, Signal::TERM]) {
             killed::send(job, signal);
-            std::thread::sleep(whole.mul_f64(rng.f64() / 2.0));
+            std::thread::sleep(pace.mul_f64(rng.f64() / 2.0));
         }
         for (i, job) in jobs.into_iter().enumerate() {
             let out = job.wait_with_output().unwrap();

@@ -118,8 +118,8 @@ fn compressed_as_wanted() {
             ("none", ""),
             ("same", ""),
             ("gzip", ".gz"),
-            ("zlib", ".zlib"),
-            ("lzw", ".Z"),
+            ("zlib", ".gz"),
+            ("lzw", ".gz"),
             ("zstd:3", ".zst"),
             ("same", ".zst"),
         ];

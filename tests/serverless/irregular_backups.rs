@@ -227,8 +227,8 @@ fn a_final_chain_stays_final_and_compression_stays_the_same() {
     for (method, suffix) in [
         ("none", ""),
         ("gzip", ".gz"),
-        ("zlib", ".zlib"),
-        ("lzw", ".Z"),
+        ("zlib", ".gz"),
+        ("lzw", ".gz"),
         ("zstd:9", ".zst"),
     ] {
         let b = two_deltas();

@@ -236,6 +236,9 @@ pub fn delta_parser(data: &[u8]) {
         drain(FrameReader::new(src), &name)
     };
     let _ = unpack(payload);
+    if matches!(compression, Compression::Lzw | Compression::Zlib) {
+        return;
+    }
     let packed = codec::encoder(compression.into(), 1, Vec::new()).expect("an encoder");
     let mut framed = FrameWriter::new(packed);
     framed.write_all(payload).expect("to memory");

@@ -149,7 +149,7 @@ pub struct SnapshotSpec {
     /// Time zone of all schedules of the policy, by its IANA name [default: Etc/UTC]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_zone: Option<String>,
-    /// Compression of new snapshots [default: that of the newest full]
+    /// Compression of new snapshots [default: that of the newest full]; gzip is written for zlib and lzw
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
     /// Prefix of the snapshot Leases PREFIX-full-snap and PREFIX-delta-snap [default: the policy's name]
