@@ -12,7 +12,6 @@ use crate::error::Result;
 use axum::extract::{Request, State};
 use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, ORIGIN,
-    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
@@ -67,22 +66,8 @@ pub(super) async fn guard(
         Verdict::Refused(status, text) => (status, text).into_response(),
     };
     let headers = response.headers_mut();
-    for (name, value) in [
-        (CONTENT_SECURITY_POLICY, POLICY),
-        (CACHE_CONTROL, HeaderValue::from_static("no-store")),
-        (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-        (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-        (
-            HeaderName::from_static("cross-origin-opener-policy"),
-            HeaderValue::from_static("same-origin"),
-        ),
-        (
-            HeaderName::from_static("cross-origin-resource-policy"),
-            HeaderValue::from_static("same-origin"),
-        ),
-    ] {
-        headers.insert(name, value);
-    }
+    headers.insert(CONTENT_SECURITY_POLICY, POLICY);
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
