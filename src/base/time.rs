@@ -10,9 +10,10 @@ use chrono::{
     Offset, SecondsFormat, TimeDelta, TimeZone, Utc,
 };
 use chrono_tz::Tz;
+use std::time::Duration;
 
 /// The accepted forms, for messages.
-const FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00), local time (2026-11-20 14:00, 14:00, yesterday 14:00; seconds and a date alone work, too) or an age (2h ago, 1d 12h ago, 5 minutes ago; with or without \"ago\")";
+const FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00), local time (2026-11-20 14:00, 14:00, yesterday 14:00; seconds and a date alone work, too) or an age (2h ago, 1d12h ago, 5 minutes ago; with or without \"ago\")";
 /// The accepted forms of [`parse_absolute`], for messages.
 const ABSOLUTE_FORMS: &str = "give RFC 3339 (2026-11-20T14:00:00+01:00) or local date and time (2026-11-20 14:00, 2026-11-20 14:00:30 or 2026-11-20)";
 
@@ -114,7 +115,7 @@ pub enum Day {
 }
 
 /// Parses a moment of the past: RFC 3339; `2026-11-20 14:00`; `2026-11-20`, which is midnight; `14:00`,
-/// `today 14:00` and `yesterday 14:00`; `yesterday` and `today` as `day` says; `2h`, `1d 12h` and `5 minutes`, with or
+/// `today 14:00` and `yesterday 14:00`; `yesterday` and `today` as `day` says; `2h`, `1d12h` and `5 minutes`, with or
 /// without `ago`. Clock times may have seconds. All forms but RFC 3339 and ages are in `zone`.
 ///
 /// # Errors
@@ -267,35 +268,24 @@ fn numbers<const N: usize>(text: &str, separator: char, widths: [usize; N]) -> O
     parts.next().is_none().then_some(numbers)
 }
 
-/// Returns the moment that was an age such as `2h`, `1d 12h` or `5 minutes` before `now`.
+/// Returns the moment that was an age such as `2h`, `1d12h` or `3 years` before `now`.
 fn before(now: DateTime<Utc>, age: &str) -> Option<DateTime<Utc>> {
-    let mut time = now;
-    let mut words = age.split(' ');
-    while let Some(word) = words.next() {
-        let is_number = !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
-        let part = if is_number {
-            let (number, unit) = unit(words.next()?)?;
-            format!("{}{unit}", word.parse::<u64>().ok()?.checked_mul(number)?)
-        } else {
-            word.to_owned()
-        };
-        let part = TimeDelta::from_std(duration::parse(&part).ok()?).ok()?;
-        time = time.checked_sub_signed(part)?;
-    }
-    Some(time)
-}
-
-/// Returns what a word stands for: a number of a duration's unit.
-fn unit(word: &str) -> Option<(u64, &'static str)> {
-    Some(match word.strip_suffix('s').unwrap_or(word) {
-        "second" | "sec" => (1, "s"),
-        "minute" | "min" => (1, "m"),
-        "hour" => (1, "h"),
-        "day" => (1, "d"),
-        "week" => (1, "w"),
-        "year" => (365, "d"),
-        _ => return None,
-    })
+    let age = match age.split_once(' ') {
+        None => duration::parse(age).ok()?,
+        Some((number, word)) => {
+            let unit = match word.strip_suffix('s').unwrap_or(word) {
+                "second" => 1,
+                "minute" => 60,
+                "hour" => 3600,
+                "day" => 86_400,
+                "week" => 7 * 86_400,
+                "year" => 365 * 86_400,
+                _ => return None,
+            };
+            Duration::from_secs(number.parse::<u64>().ok()?.checked_mul(unit)?)
+        }
+    };
+    now.checked_sub_signed(TimeDelta::from_std(age).ok()?)
 }
 
 #[cfg(test)]
@@ -335,7 +325,6 @@ mod tests {
             (BERLIN, now, "yesterday 23:59:59", "2026-11-19T22:59:59Z"),
             (NEW_YORK, now, "09:30", "2026-11-20T14:30:00Z"),
             (BERLIN, now, "2h ago", "2026-11-20T13:00:30.5Z"),
-            (BERLIN, now, "1d 12h ago", "2026-11-19T03:00:30.5Z"),
             (BERLIN, now, "1d12h ago", "2026-11-19T03:00:30.5Z"),
             (BERLIN, now, "2h", "2026-11-20T13:00:30.5Z"),
             (BERLIN, now, "5m", "2026-11-20T14:55:30.5Z"),
@@ -343,8 +332,6 @@ mod tests {
             (BERLIN, now, "3 years ago", "2023-11-21T15:00:30.5Z"),
             (BERLIN, now, "0s ago", now),
             (BERLIN, now, "5 minutes ago", "2026-11-20T14:55:30.5Z"),
-            (BERLIN, now, "1 day 12 hours ago", "2026-11-19T03:00:30.5Z"),
-            (BERLIN, now, "1 min 30s ago", "2026-11-20T14:59:00.5Z"),
             // A leap day, the turn of a year, and a date that differs from that of UTC.
             (
                 BERLIN,

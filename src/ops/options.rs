@@ -33,7 +33,7 @@ Use the state after the last event recorded at or before this time
 
 Forms: RFC 3339 (2026-11-20T14:00:00+01:00); local time (\"2026-11-20 14:00\", 2026-11-20, 14:00, \
 \"yesterday 14:00\"), with seconds or without; an age (\"2h ago\", \
-\"1d 12h\", \"5 minutes ago\"). Local time is that of the \
+\"1d12h\", \"5 minutes ago\"). Local time is that of the \
 variable TZ or of the system, and UTC in a Pod of Kubernetes. The clock of the backup tool decides: it recorded \
 the times. If that clock differs from the one you read, choose the time accordingly."
     )]
