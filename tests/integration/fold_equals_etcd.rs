@@ -78,7 +78,11 @@ fn every_fixture_at_every_listed_revision() {
             "{name}"
         );
         assert_eq!(result["revision"], e.last_revision, "{name}");
-        assert_eq!(result["compression"], e.compression, "{name}");
+        let written = match e.compression.as_str() {
+            "lzw" | "zlib" => "gzip",
+            same => same,
+        };
+        assert_eq!(result["compression"], written, "{name}");
 
         for row in &e.hash_kv {
             let store = copy_fixture(&name);

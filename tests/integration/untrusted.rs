@@ -190,8 +190,7 @@ fn a_plain_prefix_is_copied_and_not_continued_with_encrypted_snapshots() {
     assert_eq!(succeeds(&copied, "get", &all)["revision"], LAST);
     // Nor does a copy make a plain target an encrypted one.
     let beside = Bucket::of(&plain_bucket().objects());
-    let flags = [&writes[..], &["--compression", "none"]].concat();
-    let (code, json, stderr) = copy(beside.path(), &flags);
+    let (code, json, stderr) = copy(beside.path(), &writes);
     assert_eq!(
         (code, &json["reason"]),
         (65, &json!("Untrusted")),
@@ -199,7 +198,7 @@ fn a_plain_prefix_is_copied_and_not_continued_with_encrypted_snapshots() {
     );
     let (code, _, stderr) = copy(
         beside.path(),
-        &[&flags[..], &["--allow-plaintext"]].concat(),
+        &[&writes[..], &["--allow-plaintext"]].concat(),
     );
     assert_eq!(code, 0, "{stderr}");
     // With the flag it becomes a mixed prefix, in which the old states need it, too.
