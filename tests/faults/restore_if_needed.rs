@@ -372,25 +372,17 @@ async fn a_sound_member_does_not_need_the_backup() {
         let path = entry.unwrap().path();
         flip(&path, fs::metadata(&path).unwrap().len() / 2);
     }
-    let other = Bucket::with_base();
-    other.altered_delta(crate::support::made_backups::BASE + 1, LAST, 6);
     let (nothing, damaged) = (
         nothing.path().to_str().unwrap(),
         damaged.path().to_str().unwrap(),
     );
-    let (whole, other) = (
-        store.path().to_str().unwrap(),
-        other.path().to_str().unwrap(),
-    );
     let closed = "s3://backups/closed";
-    let cases: [(&[&str], i32); 5] = [
+    let cases: [(&[&str], i32); 4] = [
         (&[nothing], 66),
         (&[damaged], 65),
         (&[closed], 69),
         // Damage explains more than a store that is missing.
         (&[nothing, damaged, closed], 65),
-        // Backups that contradict each other.
-        (&[whole, other], 65),
     ];
     for (stores, code_without) in cases {
         let command = |bench: &Bench, look: &str| -> Command {
