@@ -3,7 +3,7 @@
 //! The operation itself is `ops::restore`; most of its flags are in `ops::restore::options`.
 
 use super::render::{Blocks, Render};
-use super::store_access::{FileArg, NthStore};
+use super::store_access::{FileArg, NthStore, object_url};
 use super::text;
 use super::{AccessArgs, Ended, Output, print_report, size};
 use crate::base::{Cancel, duration, plural, shorten};
@@ -75,8 +75,7 @@ impl RestoreArgs {
         let urls = self.store.iter().map(|s| s.trim());
         let urls: Vec<&str> = urls.filter(|s| !s.is_empty()).collect();
         let to_snapshot = self.options.to_snapshot.as_deref();
-        // A local file needs no settings.
-        let to_store = to_snapshot.filter(|file| file.to_string_lossy().contains("://"));
+        let to_store = to_snapshot.and_then(object_url);
         let of = urls.len().max(1) + usize::from(to_store.is_some());
         let mut backups = Vec::new();
         match &self.file.snapshot {

@@ -313,17 +313,14 @@ impl AccessArgs {
         file: &Path,
         cancel: &Cancel,
     ) -> Result<PlainTarget> {
-        let text = file.to_str().unwrap_or_default();
-        if !text.contains("://") {
-            return Ok(PlainTarget::File(file.to_owned()));
-        }
-        if let Some(path) = store::open::local_folder(text) {
-            return Ok(PlainTarget::File(path));
-        }
-        let (above, name) = folder_and_name(text);
+        let Some(url) = object_url(file) else {
+            let path = file.to_str().and_then(store::open::local_folder);
+            return Ok(PlainTarget::File(path.unwrap_or_else(|| file.to_owned())));
+        };
+        let (above, name) = folder_and_name(url);
         if name.is_empty() {
             return Err(Reason::Usage.error(format!(
-                "{text} is a bucket: add the name of the snapshot file"
+                "{url} is a bucket: add the name of the snapshot file"
             )));
         }
         let store = self.nth_context(nth, above, cancel)?.store;
@@ -392,6 +389,13 @@ impl AccessArgs {
             store::open(folder, options, handle)
         })
     }
+}
+
+/// Returns the URL of a file in an object store; `None` if the file is one of this machine.
+pub(super) fn object_url(file: &Path) -> Option<&str> {
+    let text = file.to_str()?;
+    let is_url = text.contains("://") && store::open::local_folder(text).is_none();
+    is_url.then_some(text)
 }
 
 /// Returns the URL of the folder of an object, and the object's name. That of a bucket is empty.
