@@ -339,10 +339,12 @@ const GZIP_LEVEL: i32 = 5;
 /// A compressing writer: see [`encoder`].
 pub struct Encoder<W> {
     out: W,
-    encoding: Encoding,
+    block_size: usize,
     block: Vec<u8>,
-    workers: Workers,
-    bytes: u64,
+    /// `None` if nothing is compressed.
+    workers: Option<Workers>,
+    /// Whether a block is full already.
+    has_blocks: bool,
 }
 
 /// Compresses a stream with `threads` threads (1 or more). The output does not depend on their number.
@@ -352,39 +354,31 @@ pub struct Encoder<W> {
 pub fn encoder<W: Write>(encoding: Encoding, threads: usize, out: W) -> io::Result<Encoder<W>> {
     Ok(Encoder {
         out,
-        encoding,
+        block_size: match encoding.compression {
+            Compression::Zstd => ZSTD_BLOCK,
+            _ => GZIP_BLOCK,
+        },
         block: Vec::new(),
-        workers: Workers::new(encoding, threads)?,
-        bytes: 0,
+        workers: match encoding.compression {
+            Compression::None => None,
+            _ => Some(Workers::new(encoding, threads)?),
+        },
+        has_blocks: false,
     })
 }
 
 impl<W: Write> Encoder<W> {
-    fn block_size(&self) -> usize {
-        match self.encoding.compression {
-            Compression::Zstd => ZSTD_BLOCK,
-            _ => GZIP_BLOCK,
-        }
-    }
-
-    fn send(&mut self) -> io::Result<()> {
-        let next = Vec::with_capacity(self.block_size());
-        let block = std::mem::replace(&mut self.block, next);
-        self.bytes += block.len() as u64;
-        self.workers.push(block, &mut self.out)
-    }
-
     /// Ends the stream and returns the writer.
     ///
     /// # Errors
     /// Errors of the writer.
     pub fn finish(mut self) -> io::Result<W> {
-        if self.encoding.compression != Compression::None {
+        if let Some(mut workers) = self.workers {
             // An empty stream needs a block.
-            if !self.block.is_empty() || self.bytes == 0 {
-                self.send()?;
+            if !self.block.is_empty() || !self.has_blocks {
+                workers.push(self.block, &mut self.out)?;
             }
-            self.workers.drain(&mut self.out)?;
+            workers.drain(&mut self.out)?;
         }
         self.out.flush()?;
         Ok(self.out)
@@ -393,17 +387,20 @@ impl<W: Write> Encoder<W> {
 
 impl<W: Write> Write for Encoder<W> {
     fn write(&mut self, b: &[u8]) -> io::Result<usize> {
-        if self.encoding.compression == Compression::None {
+        let Some(workers) = &mut self.workers else {
             return self.out.write(b);
-        }
+        };
         let mut rest = b;
         while !rest.is_empty() {
-            let room = self.block_size() - self.block.len();
+            let room = self.block_size - self.block.len();
             let (now, later) = rest.split_at(room.min(rest.len()));
             self.block.extend_from_slice(now);
             rest = later;
-            if self.block.len() == self.block_size() {
-                self.send()?;
+            if self.block.len() == self.block_size {
+                let next = Vec::with_capacity(self.block_size);
+                let block = std::mem::replace(&mut self.block, next);
+                self.has_blocks = true;
+                workers.push(block, &mut self.out)?;
             }
         }
         Ok(b.len())
@@ -416,7 +413,6 @@ impl<W: Write> Write for Encoder<W> {
 
 /// Compresses blocks independently of each other.
 enum BlockCompressor {
-    None,
     Gzip(libdeflater::Compressor),
     Zstd(zstd::bulk::Compressor<'static>),
 }
@@ -434,9 +430,10 @@ impl BlockCompressor {
                 frames.include_checksum(true)?;
                 BlockCompressor::Zstd(frames)
             }
-            Compression::None => BlockCompressor::None,
-            method @ (Compression::Lzw | Compression::Zlib) => {
-                return Err(io::Error::other(format!("{method} is not written")));
+            method @ (Compression::None | Compression::Lzw | Compression::Zlib) => {
+                return Err(io::Error::other(format!(
+                    "{method} is not written in blocks"
+                )));
             }
         })
     }
@@ -449,7 +446,6 @@ impl BlockCompressor {
                 out.truncate(packed.map_err(io::Error::other)?);
                 Ok(out)
             }
-            BlockCompressor::None => Ok(block.to_vec()),
             BlockCompressor::Zstd(frames) => frames.compress(block),
         }
     }
@@ -473,9 +469,8 @@ struct Workers {
 
 impl Workers {
     fn new(encoding: Encoding, threads: usize) -> io::Result<Self> {
-        let has_blocks = encoding.compression != Compression::None;
         let mut tasks = None;
-        if threads > 1 && has_blocks {
+        if threads > 1 {
             let (send, receive) = mpsc::channel::<Task>();
             let receive = Arc::new(Mutex::new(receive));
             let mut running = 0;

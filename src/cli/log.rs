@@ -42,8 +42,8 @@ Examples:
   Show the changes of the Deployments of an application:
       deltafold log deployments -l app=web --since 7d --store s3://backups/etcd-main
 
-If changes are missing, a line says of which revisions; so does one if the history leaves another one. --output json \
-prints one JSON object a line.")]
+If changes of some revisions are not recorded, a line names these revisions. If the history leaves another one, a line says \
+where. --output json prints one JSON object a line.")]
 pub(super) struct LogArgs {
     /// Only these changes: created, changed, deleted; separated by commas
     #[arg(

@@ -237,6 +237,7 @@ pub fn delta_parser(data: &[u8]) {
     };
     let _ = unpack(payload);
     if matches!(compression, Compression::Lzw | Compression::Zlib) {
+        // They are only read.
         return;
     }
     let packed = codec::encoder(compression.into(), 1, Vec::new()).expect("an encoder");

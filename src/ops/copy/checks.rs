@@ -29,9 +29,8 @@ pub(super) fn refuse_strangers(from: &Context, to: &Context, listings: &Listings
     )))
 }
 
-/// Fails if the planned snapshots cannot be written in the requested form: with `Untrusted` if encrypted snapshots would
-/// come to a plain target, `Configuration` if plain ones would come to an encrypted target, `Usage` if encrypted ones cannot
-/// be encrypted again, or `CannotDecrypt`.
+/// Fails if the planned snapshots cannot be written with the requested encryption: with `Untrusted` if encrypted snapshots would
+/// come to a plain target, `Configuration` if plain ones would come to an encrypted target, or `CannotDecrypt`.
 pub(super) fn check_encryption(
     from: &Context,
     to: &Context,

@@ -245,10 +245,6 @@ pub fn plan(source: &Catalog, target: &Catalog, selection: &Selection, now: i64)
             }
             (_, Some(why)) => (Decision::Skip, why),
             (Some(why), None) => (Decision::Skip, why),
-            // The copy would be excluded where it arrives.
-            (None, None) if !s.excluded && forms.is_marked(s) => {
-                (Decision::Skip, CopyReason::Excluded)
-            }
             // An excluded snapshot is not used, so it needs no base.
             (None, None) if s.excluded || has_base => (Decision::Copy, CopyReason::Wanted),
             (None, None) => (Decision::Skip, CopyReason::NoBase),
@@ -413,24 +409,24 @@ impl<'a> Forms<'a> {
         (format!("{}{name}", folder(&s.path)), name)
     }
 
-    /// Returns why a snapshot of the source is not copied, if the target has or gets it.
+    /// Returns why a snapshot of the source is not copied, if the target has, gets or excludes it.
     fn in_target(&self, i: usize) -> Option<CopyReason> {
         let s = &self.source.snapshots[i];
-        let (path, _) = self.in_form(s);
+        let (path, name) = self.in_form(s);
+        let is_first = self.becomes.get(&path) == Some(&i);
         match self.by_path.get(path.as_str()) {
             Some(t) if self.is_other(s, t) => Some(CopyReason::OtherSize),
             Some(_) => Some(CopyReason::AlreadyThere),
             None if self.by_identity.contains_key(&identity(&s.path, &s.name)) => {
                 Some(CopyReason::ThereInOtherForm)
             }
-            None => (self.becomes.get(&path) != Some(&i)).then_some(CopyReason::SameAsAnother),
+            None if !is_first => Some(CopyReason::SameAsAnother),
+            // The mark is there without its snapshot.
+            None if !s.excluded && self.target.marks.contains(&name.to_string()) => {
+                Some(CopyReason::Excluded)
+            }
+            None => None,
         }
-    }
-
-    /// Returns whether the target has an exclusion mark of a copy's name.
-    fn is_marked(&self, s: &Snapshot) -> bool {
-        let name = self.encryption.name(&s.name).to_string();
-        self.target.marks.contains(&name)
     }
 
     /// Returns whether the target's object of a copy's name is no copy.

@@ -110,7 +110,7 @@ fn copy_error(e: io::Error) -> Error {
     Error::io("copy a snapshot", e)
 }
 
-/// Encrypts the upload, if the form asks for it.
+/// Encrypts the upload, if that is requested.
 fn seal(to: &Context, encryption: Encryption, upload: Upload) -> Result<EncryptingWriter<Upload>> {
     match encryption {
         Encryption::Encrypt => to.keys.encrypt(upload),

@@ -211,7 +211,7 @@ impl Log {
             batch_bytes: 0,
             sorter: Sorter::new(backup.context().temp(), SORT_BUFFER_BYTES),
             key: Vec::new(),
-            told: 0,
+            before: None,
             existence: None,
             deleted: None,
             lost: None,
@@ -286,8 +286,8 @@ struct Lines<'a> {
     sorter: Sorter,
     /// The key of the current line.
     key: Vec<u8>,
-    /// How many versions at the begin of the batch are told: the last one of the batch before.
-    told: usize,
+    /// The last version of the batch before. The first one of the batch is compared with it.
+    before: Option<Version>,
     /// Whether the key is there after the version before.
     existence: Option<Existence>,
     /// The last deletion of the key, if it is wanted.
@@ -346,23 +346,22 @@ impl Lines<'_> {
     }
 
     fn end_batch(&mut self) -> Result<()> {
-        let batch = std::mem::take(&mut self.batch);
+        let mut batch: Vec<Version> = self.before.take().into_iter().collect();
+        let first = batch.len();
+        batch.append(&mut self.batch);
         self.batch_bytes = 0;
-        let starts: Vec<usize> = (self.told..batch.len()).step_by(CHUNK).collect();
+        let starts: Vec<usize> = (first..batch.len()).step_by(CHUNK).collect();
         let told = parallel::each(self.threads, &starts, |&start| {
             tell(&batch, start, &self.known, self.wanted)
         });
-        let (mut told, span_end) = (told.into_iter().flatten(), self.known.span.1);
-        for version in &batch[self.told..] {
-            let Some((change, is_terminating)) = told.next() else {
-                break;
-            };
+        let told = told.into_iter().flatten();
+        for (version, (change, is_terminating)) in batch[first..].iter().zip(told) {
             if self.key != version.key {
                 let exists = self.existence.take().is_some();
                 self.end_key(exists);
                 self.key.clone_from(&version.key);
             }
-            if version.revision > span_end {
+            if version.revision > self.known.span.1 {
                 continue;
             }
             let existed = self.existence.take();
@@ -375,8 +374,7 @@ impl Lines<'_> {
                 self.push_deletion(version, existed.as_ref(), change?)?;
             }
         }
-        self.batch.extend(batch.into_iter().next_back());
-        self.told = self.batch.len();
+        self.before = batch.pop();
         Ok(())
     }
 
@@ -448,10 +446,11 @@ impl Lines<'_> {
     }
 }
 
-/// A change, without the revision before a deletion, and whether it is wanted; `None` if nothing is known of it.
+/// The change of a version, and whether its labels are wanted. A deletion lacks its `before` yet. `None`: the version is
+/// outside of the span.
 type Told = Option<(Change, bool)>;
 
-/// Tells a chunk of versions: their changes, as [`change`], and whether each object is about to be deleted.
+/// Returns the changes of a chunk of versions, in their order, each with whether the object is about to be deleted.
 fn tell(
     batch: &[Version],
     start: usize,
